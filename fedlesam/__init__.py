@@ -1,0 +1,34 @@
+"""Sharpness-aware federated learning: the methods of the FedLESAM paper, exact, composable and measured."""
+
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from fedlesam import algorithms as algorithms
+    from fedlesam.algorithms import Algorithm as Algorithm
+    from fedlesam.checks import NotFinite as NotFinite
+    from fedlesam.federation import Federation as Federation
+    from fedlesam.federation import Record as Record
+    from fedlesam.local import LocalTraining as LocalTraining
+
+_HOMES = {
+    "Algorithm": "fedlesam.algorithms",
+    "Federation": "fedlesam.federation",
+    "LocalTraining": "fedlesam.local",
+    "NotFinite": "fedlesam.checks",
+    "Record": "fedlesam.federation",
+}
+
+__all__ = ["Algorithm", "Federation", "LocalTraining", "NotFinite", "Record", "algorithms"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import PyTorch only when it is needed, so that `fedlesam --help` answers at once."""
+    import importlib
+
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    if name in ("algorithms", "rules"):
+        return importlib.import_module(f"fedlesam.{name}")
+    raise AttributeError(f"module 'fedlesam' has no attribute {name!r}")

@@ -1,0 +1,38 @@
+"""Refuse a number that cannot be meant, naming its owner, its name and its value."""
+
+import math
+
+
+def check_number(
+    owner: str, name: str, value: float, *, above: float | None = None, at_least: float | None = None
+) -> None:
+    """A ValueError unless `value` is a finite number in its range."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"{owner}: {name} must be a number, got {value!r}")
+    bound = f"above {above:g}" if above is not None else f"at least {at_least:g}" if at_least is not None else "finite"
+    inside = (above is None or value > above) and (at_least is None or value >= at_least)
+    if not (math.isfinite(value) and inside):
+        raise ValueError(f"{owner}: {name} must be {bound}, got {value}")
+
+
+def check_count(owner: str, name: str, value: object, at_least: int = 1) -> None:
+    """A ValueError unless `value` is a whole number from `at_least`."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
+        raise ValueError(f"{owner}: {name} must be a whole number from {at_least}, got {value!r}")
+
+
+def check_choice(owner: str, name: str, value: object, choices: tuple[str, ...]) -> None:
+    """A ValueError unless `value` is one of `choices`."""
+    if value not in choices:
+        raise ValueError(f"{owner}: {name} must be one of {', '.join(map(repr, choices))}, got {value!r}")
+
+
+class NotFinite(ArithmeticError):
+    """A client's loss or update is no longer a number; says whose, so that a run can stop at its last good round."""
+
+    def __init__(self, what: str, round: int, client: int) -> None:
+        super().__init__(
+            f"round {round}, client {client}: {what} is not finite; "
+            "lower the learning rate or rho, or clip at a smaller norm"
+        )
+        self.round, self.client = round, client

@@ -1,0 +1,1 @@
+"""Data sets, splits over clients, and the batches a client trains on."""

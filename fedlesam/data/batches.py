@@ -1,0 +1,97 @@
+"""The batches of one client in one round, drawn for whole batches at a time."""
+
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, TensorDataset, default_collate
+
+from fedlesam import seeds
+
+Augment = Callable[[Tensor, torch.Generator], Tensor]
+"""Changes a whole batch of inputs at once, drawing only from the generator it is given."""
+
+Batch = tuple[Tensor, Tensor]
+
+
+@runtime_checkable
+class Loadable(Protocol):
+    """A client whose samples can be had as two tensors, loaded when it trains and dropped afterwards."""
+
+    def __len__(self) -> int: ...
+    def tensors(self) -> Batch: ...
+
+
+ClientData = Batch | Dataset[Any] | Loadable
+"""What a user may give as one client: a pair (x, y), a torch Dataset of such samples, or a Loadable."""
+
+
+def check_client(data: Any, where: str) -> int:
+    """The number of samples, or a ValueError that says which client is wrong and why."""
+    if isinstance(data, tuple | list):
+        if len(data) != 2 or not all(isinstance(part, Tensor) for part in data):
+            raise ValueError(
+                f"{where}: expected a pair of tensors (x, y), got {[type(part).__name__ for part in data]}"
+            )
+        if len(data[0]) != len(data[1]):
+            raise ValueError(f"{where}: x has {len(data[0])} samples and y has {len(data[1])}")
+        size = len(data[0])
+    elif hasattr(data, "__len__") and (hasattr(data, "__getitem__") or isinstance(data, Loadable)):
+        size = len(data)
+    else:
+        raise ValueError(f"{where}: expected (x, y) tensors or a map-style torch Dataset, got {type(data).__name__}")
+    if size == 0:
+        raise ValueError(f"{where}: has no samples; leave it out")
+    return size
+
+
+def as_tensors(data: ClientData) -> Batch | None:
+    """The samples as two tensors where they are known without touching each one, else None."""
+    if isinstance(data, tuple | list):
+        return data[0], data[1]
+    if isinstance(data, TensorDataset) and len(data.tensors) == 2:
+        return data.tensors[0], data.tensors[1]
+    return data.tensors() if isinstance(data, Loadable) else None
+
+
+def steps_per_epoch(size: int, batch_size: int, join_last: bool) -> int:
+    """ceil(size / batch_size); with `join_last` a last batch of one sample joins the one before, as BatchNorm needs."""
+    full, rest = divmod(size, batch_size)
+    return full + (rest > 0) - (join_last and rest == 1 and full > 0)
+
+
+def batch_indices(
+    size: int, batch_size: int, epochs: int, join_last: bool, draw: torch.Generator
+) -> Iterator[Tensor | slice]:
+    """Every epoch visits each sample once in a fresh order; a full batch keeps the order it has."""
+    steps = steps_per_epoch(size, batch_size, join_last)
+    for _ in range(epochs):
+        if steps == 1:
+            yield slice(None)
+            continue
+        order = torch.randperm(size, generator=draw)
+        for step in range(steps):
+            yield order[step * batch_size : (step + 1) * batch_size if step < steps - 1 else size]
+
+
+class Batches:
+    """Fetches batches of one client: by one indexing where its samples are tensors, else sample by sample."""
+
+    def __init__(self, data: ClientData, device: torch.device) -> None:
+        self.tensors = as_tensors(data)
+        self.samples: Any = data
+        self.device = device
+
+    def __len__(self) -> int:
+        return len(self.tensors[0] if self.tensors is not None else self.samples)
+
+    def fetch(self, indices: Tensor | slice, seed: int) -> Batch:
+        """`seed` is for a Dataset that draws random numbers while it makes a sample."""
+        if self.tensors is not None:
+            x, y = self.tensors[0][indices], self.tensors[1][indices]
+        else:
+            seeds.reseed_everything(seed, self.device)
+            chosen = range(len(self)) if isinstance(indices, slice) else indices.tolist()
+            x, y = default_collate([self.samples[i] for i in chosen])
+        return x.to(self.device, non_blocking=True), y.to(self.device, non_blocking=True)

@@ -1,0 +1,66 @@
+"""How a client trains: the settings of its local loop."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+
+from fedlesam import seeds
+from fedlesam.algorithms import Algorithm
+from fedlesam.checks import check_choice, check_count, check_number
+from fedlesam.data.batches import Augment
+from fedlesam.models.flat import Loss
+
+Epochs = int | range | Callable[[int, int], int]
+
+
+@dataclass(frozen=True)
+class LocalTraining:
+    """How a client trains. The defaults are the paper's for CIFAR-10."""
+
+    lr: float = 0.1
+    lr_decay: float | None = None
+    """Per round: lr * lr_decay ** round. None takes the method's own."""
+    epochs: Epochs = 5
+    """A number, a range to draw from for each client and round, or a function of (round, client)."""
+    batch_size: int = 50
+    weight_decay: float = 1e-3
+    clip: float | None = 10.0
+    """The largest gradient norm of a step; None never clips."""
+    clip_scope: Literal["loss", "corrected"] = "loss"
+    """Clip the loss gradient alone, or gain * g + bias, as FL-Simulator and the paper's experiments do."""
+    momentum: float = 0.0
+    """Heavy-ball momentum inside a round, from zero at its start. The paper uses none."""
+    loss: Loss = F.cross_entropy
+    augment: Augment | None = None
+
+    def __post_init__(self) -> None:
+        check_number("LocalTraining", "lr", self.lr, above=0)
+        check_number("LocalTraining", "weight_decay", self.weight_decay, at_least=0)
+        check_number("LocalTraining", "momentum", self.momentum, at_least=0)
+        if self.lr_decay is not None:
+            check_number("LocalTraining", "lr_decay", self.lr_decay, above=0)
+        if self.clip is not None:
+            check_number("LocalTraining", "clip", self.clip, above=0)
+        if self.momentum >= 1:
+            raise ValueError(f"LocalTraining: momentum must be below 1, got {self.momentum}")
+        check_choice("LocalTraining", "clip_scope", self.clip_scope, ("loss", "corrected"))
+        check_count("LocalTraining", "batch_size", self.batch_size)
+        smallest = min(self.epochs, default=0) if isinstance(self.epochs, range) else self.epochs
+        if not callable(smallest):
+            check_count("LocalTraining", "epochs", smallest)
+
+    def lr_at(self, round: int, algorithm: Algorithm) -> float:
+        return self.lr * (algorithm.lr_decay if self.lr_decay is None else self.lr_decay) ** round
+
+    def epochs_of(self, seed: int, round: int, client: int) -> int:
+        if isinstance(self.epochs, range):
+            draw = seeds.generator(seed, "epochs", round, client)
+            return self.epochs[int(torch.randint(len(self.epochs), (), generator=draw))]
+        if isinstance(self.epochs, int):
+            return self.epochs
+        epochs = self.epochs(round, client)
+        check_count("LocalTraining", f"epochs(round={round}, client={client})", epochs)
+        return epochs

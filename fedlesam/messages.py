@@ -1,0 +1,60 @@
+"""What passes between server and clients, and what a client keeps."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from fedlesam.rules.base import LocalResult, State
+
+
+@dataclass(frozen=True)
+class Broadcast:
+    """What the server sends to every active client of a round."""
+
+    round: int
+    weights: Tensor
+    """The anchor w."""
+    buffers: Mapping[str, Tensor]
+    perturbation: State
+    correction: State
+
+    @property
+    def nbytes(self) -> int:
+        return self.weights.nbytes + size_in_bytes(self.buffers, self.perturbation, self.correction)
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What a client keeps between its active rounds. Never changed in place; vectors may be shared between clients."""
+
+    perturbation: State = field(default_factory=dict)
+    correction: State = field(default_factory=dict)
+
+    @property
+    def nbytes(self) -> int:
+        return size_in_bytes(self.perturbation, self.correction)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a client sends back, and what it keeps."""
+
+    client: int
+    examples: int
+    result: LocalResult
+    loss: float
+    """Mean over its steps."""
+    perturbation: State
+    correction: State
+    buffers: Mapping[str, Tensor]
+    memory: Memory
+
+    @property
+    def nbytes(self) -> int:
+        """What is sent; the memory stays."""
+        return self.result.update.nbytes + size_in_bytes(self.buffers, self.perturbation, self.correction)
+
+
+def size_in_bytes(*states: Mapping[str, Tensor]) -> int:
+    return sum(tensor.nbytes for state in states for tensor in state.values())

@@ -1,0 +1,1 @@
+"""The networks, and a module seen as one flat vector."""

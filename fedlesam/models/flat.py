@@ -1,0 +1,86 @@
+"""A module seen as one vector: the only place that writes into a module."""
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+class FlatModel:
+    """Takes a module over: its trainable parameters become views into the one vector `weights`.
+
+    Frozen parameters are left alone. Gradients stay the tensors autograd makes (no copy into a flat gradient), so a
+    step costs what `torch.optim.SGD` costs.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        parameters = [p for p in module.parameters() if p.requires_grad]
+        if not parameters:
+            raise ValueError(
+                "the model has no trainable parameters: nothing to train (is requires_grad False everywhere?)"
+            )
+        kinds = {(p.dtype, p.device) for p in parameters}
+        if len(kinds) > 1:
+            raise ValueError(
+                f"all trainable parameters must have one dtype and one device, got {sorted(map(str, kinds))}; "
+                "convert the model first, e.g. model.float().to(device)"
+            )
+        if not parameters[0].is_floating_point() or (parameters[0].numel() == 0 and len(parameters) == 1):
+            raise ValueError(f"trainable parameters must be real numbers, got {parameters[0].dtype}")
+        self.parameters = parameters
+        self.shapes = [p.shape for p in parameters]
+        self.weights = torch.cat([p.detach().reshape(-1) for p in parameters])
+        for parameter, view in zip(parameters, self.views(self.weights), strict=True):
+            parameter.data = view
+        self.buffer_names = [name for name, _ in module.named_buffers() if name in module.state_dict()]
+        self.batch_norm = any(isinstance(m, _BatchNorm) for m in module.modules())
+        self.backward_passes = 0
+        self._scratch: dict[str, Tensor] = {}
+
+    @property
+    def device(self) -> torch.device:
+        return self.weights.device
+
+    def views(self, flat: Tensor) -> list[Tensor]:
+        """`flat` cut into the parameters' shapes, without copying."""
+        pieces = torch.split(flat, [shape.numel() for shape in self.shapes])
+        return [piece.view(shape) for piece, shape in zip(pieces, self.shapes, strict=True)]
+
+    def scratch(self, name: str) -> Tensor:
+        """A model-sized vector with arbitrary content, allocated once and reused by every client and step."""
+        if name not in self._scratch:
+            self._scratch[name] = torch.empty_like(self.weights)
+        return self._scratch[name]
+
+    def buffers(self) -> dict[str, Tensor]:
+        """A copy of the persistent buffers, e.g. BatchNorm's statistics."""
+        return {name: self.module.get_buffer(name).clone() for name in self.buffer_names}
+
+    def load(self, weights: Tensor, buffers: Mapping[str, Tensor]) -> None:
+        self.weights.copy_(weights)
+        self.load_buffers(buffers)
+
+    def load_buffers(self, buffers: Mapping[str, Tensor]) -> None:
+        for name, value in buffers.items():
+            self.module.get_buffer(name).copy_(value)
+
+    def backward(self, loss: Loss, x: Tensor, y: Tensor) -> float:
+        """One forward and backward pass at the current weights; the gradient is then in `gradients()`."""
+        for parameter in self.parameters:
+            parameter.grad = None
+        value = loss(self.module(x), y)
+        torch.autograd.backward(value)
+        self.backward_passes += 1
+        return value.item()
+
+    def gradients(self) -> list[Tensor]:
+        """The last pass's gradient, one tensor per parameter; zeros where the loss does not depend on one."""
+        return [p.grad if p.grad is not None else torch.zeros_like(p) for p in self.parameters]
+
+    def flatten_(self, pieces: list[Tensor], out: Tensor) -> Tensor:
+        torch._foreach_copy_(self.views(out), pieces)
+        return out

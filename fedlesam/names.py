@@ -1,0 +1,34 @@
+"""Names a user types: look them up, or say which one was probably meant."""
+
+import difflib
+import importlib
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+
+def unknown(kind: str, name: str, known: Iterable[str]) -> ValueError:
+    """The error for a name that is not there, with the nearest that is."""
+    names = list(known)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    hint = f"did you mean {close[0]!r}? " if close else ""
+    return ValueError(f"unknown {kind} {name!r}: {hint}(known: {', '.join(names)})")
+
+
+def imported(kind: str, path: str) -> Any:
+    """The object behind `module:name`; modules of the current folder count."""
+    module_name, _, attribute = path.partition(":")
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            f"{kind} {path!r}: cannot import {error.name!r}; run from its folder or put it on PYTHONPATH"
+        ) from error
+    try:
+        return getattr(module, attribute)
+    except AttributeError as error:
+        raise ValueError(f"{kind} {path!r}: module {module_name!r} has no {attribute!r}") from error

@@ -1,0 +1,78 @@
+"""Slot 3, how to land: from the mean update d to the next global model."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedlesam.checks import check_number
+from fedlesam.rules.base import RoundResult, Rule, State
+
+
+@dataclass(frozen=True)
+class ServerRule(Rule):
+    """A rule for the next w. Its state stays on the server and is never sent."""
+
+    def step(self, state: State, result: RoundResult) -> tuple[Tensor, State]:
+        raise NotImplementedError(f"{type(self).__name__} must define step()")
+
+
+@dataclass(frozen=True)
+class Average(ServerRule):
+    """w + lr_g * d. McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, 2017."""
+
+    lr_g: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_number("Average", "lr_g", self.lr_g, above=0)
+
+    def step(self, state: State, result: RoundResult) -> tuple[Tensor, State]:
+        return torch.add(result.anchor, result.update, alpha=self.lr_g), state
+
+
+@dataclass(frozen=True)
+class Adam(ServerRule):
+    """FedAdam, without bias correction. Reddi et al., Adaptive Federated Optimization, ICLR 2021."""
+
+    lr_g: float = 0.1
+    b1: float = 0.9
+    b2: float = 0.99
+    eps: float = 0.01
+
+    def __post_init__(self) -> None:
+        check_number("Adam", "lr_g", self.lr_g, above=0)
+        check_number("Adam", "eps", self.eps, above=0)
+        for name, value in (("b1", self.b1), ("b2", self.b2)):
+            check_number("Adam", name, value, at_least=0)
+            if value >= 1:
+                raise ValueError(f"Adam: {name} must be below 1, got {value}")
+
+    def initial(self, anchor: Tensor) -> State:
+        return {"a": torch.zeros_like(anchor), "b": torch.zeros_like(anchor)}
+
+    def step(self, state: State, result: RoundResult) -> tuple[Tensor, State]:
+        d = result.update
+        a = self.b1 * state["a"] + (1 - self.b1) * d
+        b = self.b2 * state["b"] + (1 - self.b2) * d * d
+        return result.anchor + self.lr_g * a / (b.sqrt() + self.eps), {"a": a, "b": b}
+
+
+@dataclass(frozen=True)
+class Dynamic(ServerRule):
+    """FedDyn's landing: w + d + H, with H += (K/N) * d, which keeps H the mean over all clients of their h_i."""
+
+    lr_g: float = 1.0
+    plain_mean = True
+
+    def __post_init__(self) -> None:
+        if self.lr_g != 1:
+            raise ValueError(
+                f"Dynamic: the dynamic server has no global learning rate, lr_g must be 1, got {self.lr_g}"
+            )
+
+    def initial(self, anchor: Tensor) -> State:
+        return {"H": torch.zeros_like(anchor)}
+
+    def step(self, state: State, result: RoundResult) -> tuple[Tensor, State]:
+        total = torch.add(state["H"], result.update, alpha=result.share)
+        return result.anchor + result.update + total, {"H": total}

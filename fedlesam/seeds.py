@@ -1,0 +1,49 @@
+"""All randomness derives from (seed, purpose, round, client): there is no generator state to save or to lose."""
+
+import contextlib
+import random
+from collections.abc import Iterator
+from typing import Literal
+
+import numpy as np
+import torch
+
+PURPOSES = {"participation": 1, "batches": 2, "step": 3, "epochs": 4, "split": 5, "model": 6}
+Purpose = Literal["participation", "batches", "step", "epochs", "split", "model"]
+
+
+def derive(seed: int, purpose: Purpose, *where: int) -> int:
+    """A 63-bit seed for one purpose at one place, e.g. `derive(seed, "batches", round, client)`."""
+    words = np.random.SeedSequence([seed, PURPOSES[purpose], *where]).generate_state(1, np.uint64)
+    return int(words[0] >> np.uint64(1))
+
+
+def generator(seed: int, purpose: Purpose, *where: int) -> torch.Generator:
+    return torch.Generator().manual_seed(derive(seed, purpose, *where))
+
+
+def reseed_torch(seed: int, device: torch.device) -> None:
+    """Seed what dropout layers draw from. A microsecond on the CPU, so it can be done before every pass."""
+    if device.type == "cpu":
+        torch.default_generator.manual_seed(seed)
+    else:
+        torch.manual_seed(seed)
+
+
+def reseed_everything(seed: int, device: torch.device) -> None:
+    """Also Python's and NumPy's global generators, which a user's Dataset may draw from."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)  # noqa: NPY002 - the legacy generator is the one users' transforms draw from
+    reseed_torch(seed, device)
+
+
+@contextlib.contextmanager
+def untouched(device: torch.device) -> Iterator[None]:
+    """Give the caller's global generators back as they were."""
+    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
+    try:
+        with torch.random.fork_rng(devices=[] if device.type == "cpu" else [device]):
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)  # noqa: NPY002

@@ -1,0 +1,50 @@
+"""What the server does in one round: from the mean of the answers to the next global model."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from fedlesam.algorithms import Algorithm
+from fedlesam.messages import Broadcast
+from fedlesam.reduction import Reduction
+from fedlesam.rules.base import RoundResult, State
+
+
+@dataclass(frozen=True)
+class ServerState:
+    """All the server knows after `round` rounds. A new one is made every round; nothing is changed in place."""
+
+    round: int
+    weights: Tensor
+    buffers: Mapping[str, Tensor]
+    perturbation: State
+    correction: State
+    server: State
+
+    @classmethod
+    def initial(cls, algorithm: Algorithm, weights: Tensor, buffers: Mapping[str, Tensor]) -> "ServerState":
+        slots = (rule.initial(weights) for rule in (algorithm.perturbation, algorithm.correction, algorithm.server))
+        return cls(0, weights, buffers, *slots)
+
+    def broadcast(self) -> Broadcast:
+        return Broadcast(self.round, self.weights, self.buffers, self.perturbation, self.correction)
+
+
+def server_step(algorithm: Algorithm, state: ServerState, reduction: Reduction, clients: int) -> ServerState:
+    """The next global model and state, from the answers of K of `clients` clients."""
+    r, dtype = reduction, state.weights.dtype
+
+    def result(uploads: State) -> RoundResult:
+        return RoundResult(state.weights, update, r.steps / r.clients, r.lr, r.clients / clients, uploads)
+
+    update = r.update.like(dtype)["d"]
+    weights, server = algorithm.server.step(state.server, result({}))
+    return ServerState(
+        round=state.round + 1,
+        weights=weights,
+        buffers=r.buffers.like(state.buffers),
+        perturbation=algorithm.perturbation.aggregate(state.perturbation, result(r.perturbation.like(dtype))),
+        correction=algorithm.correction.aggregate(state.correction, result(r.correction.like(dtype))),
+        server=server,
+    )
