@@ -13,12 +13,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedlesam import lookup, seeds
+from fedlesam import evaluation, lookup, seeds
 from fedlesam.algorithms import Algorithm
 from fedlesam.checks import check_choice, check_count
 from fedlesam.client import finish, local_steps
-from fedlesam.data.batches import Batches, ClientData, as_tensors, check_client
-from fedlesam.evaluation import evaluate
+from fedlesam.data.batches import Batches, ClientData, check_client, known_labels
+from fedlesam.evaluation import PerClient, evaluate
 from fedlesam.local import LocalTraining
 from fedlesam.messages import Memory
 from fedlesam.models.flat import FlatModel
@@ -45,9 +45,12 @@ class Record:
     bytes_up: int
     divergence: float
     """Mean over the active clients of norm(v_i - w_next) ** 2."""
+    per_client: PerClient | None = None
+    """Test accuracy on every client's own mixture of classes, when asked for and evaluated."""
 
     def as_dict(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
+        """For JSON: what was not measured is left out."""
+        return {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
 
 
 def count_active(active: int | float, clients: int) -> int:
@@ -85,6 +88,7 @@ class Federation:
         *,
         weighting: Literal["clients", "examples"] = "clients",
         evaluate_every: int = 1,
+        per_client: bool = False,
     ) -> None:
         self.algorithm = lookup.get(algorithm) if isinstance(algorithm, str) else algorithm
         if not isinstance(self.algorithm, Algorithm):
@@ -113,7 +117,8 @@ class Federation:
         if test is not None:
             check_client(test, "the test set")
             self._test = Batches(test, self._flat.device)
-        check_outputs(self._flat, clients, test, self.local)
+        outputs = check_outputs(self._flat, clients, test, self.local)
+        self._mixtures = _mixtures(clients, outputs) if per_client else None
         self.state = ServerState.initial(self.algorithm, self._flat.weights.clone(), self._flat.buffers())
         self.memories: dict[int, Memory] = {}
 
@@ -167,13 +172,13 @@ class Federation:
                 bytes_up += answer.nbytes
             state = server_step(self.algorithm, self.state, reduction, len(self.clients))
             seconds = time.perf_counter() - began
-            tested = None
+            tested, per_client = None, None
             if self._test is not None and state.round % self.evaluate_every == 0:
                 self._flat.load(state.weights, state.buffers)
                 tested = evaluate(self._flat, self._test, self.local.loss)
-        self.state = state
-        self.memories.update(memories)
-        return Record(
+                if self._mixtures is not None and tested.by_class is not None:
+                    per_client = evaluation.per_client(tested.by_class, self._mixtures)
+        record = Record(
             round=sent.round,
             active=chosen,
             train_loss=reduction.loss / reduction.clients,
@@ -185,7 +190,10 @@ class Federation:
             bytes_down=sent.nbytes * len(chosen),
             bytes_up=bytes_up,
             divergence=reduction.divergence(state.weights - sent.weights),
+            per_client=per_client,
         )
+        self.state, self.memories = state, {**self.memories, **memories}
+        return record
 
     def run(self, rounds: int) -> Iterator[Record]:
         """Train `rounds` more rounds, a record each."""
@@ -194,6 +202,9 @@ class Federation:
             yield self.round()
 
     def _check_active(self, active: Sequence[int]) -> list[int]:
+        for i in active:
+            if isinstance(i, bool) or not isinstance(i, int | np.integer):
+                raise ValueError(f"active must list client numbers, e.g. [0, 3], got {i!r} in {list(active)}")
         chosen = sorted(int(i) for i in active)
         if not chosen:
             raise ValueError("active is empty: a round needs at least one client")
@@ -206,9 +217,10 @@ class Federation:
 
 def check_outputs(
     model: FlatModel, clients: Sequence[ClientData], test: ClientData | None, local: LocalTraining
-) -> None:
+) -> int:
     """Show the model one sample, and check all labels against its number of outputs, before any work is done."""
-    x, _ = Batches(clients[0], model.device).fetch(torch.tensor([0]), seed=0)
+    with seeds.untouched(model.device):
+        x, _ = Batches(clients[0], model.device).fetch(torch.tensor([0]), seed=0)
     model.module.eval()
     try:
         with torch.no_grad(), seeds.untouched(model.device):
@@ -217,19 +229,29 @@ def check_outputs(
         raise ValueError(
             f"the model does not take inputs of shape {tuple(x.shape)}, as client 0 has: {error}"
         ) from error
+    outputs = output.shape[-1] if output.ndim else 1
     if local.loss is not F.cross_entropy or output.ndim != 2:
-        return
+        return outputs
     named = [(f"client {i}", data) for i, data in enumerate(clients)]
     for where, data in [*named, ("the test set", test)] if test is not None else named:
-        pair = as_tensors(data) if isinstance(data, tuple | list) or hasattr(data, "tensors") else None
-        if pair is None or pair[1].is_floating_point():
+        labels = known_labels(data)
+        if labels is None or labels.is_floating_point():
             continue
-        low, high = int(pair[1].min()), int(pair[1].max())
-        if low < 0 or high >= output.shape[1]:
+        low, high = int(labels.min()), int(labels.max())
+        if low < 0 or high >= outputs:
             wrong = low if low < 0 else high
-            raise ValueError(
-                f"{where}: label {wrong} is outside 0 to {output.shape[1] - 1}, the model's {output.shape[1]} outputs"
-            )
+            raise ValueError(f"{where}: label {wrong} is outside 0 to {outputs - 1}, the model's {outputs} outputs")
+    return outputs
+
+
+def _mixtures(clients: Sequence[ClientData], classes: int) -> Tensor:
+    rows = []
+    for i, data in enumerate(clients):
+        labels = known_labels(data)
+        if labels is None or labels.is_floating_point() or labels.ndim != 1:
+            raise ValueError(f"client {i}: per_client needs class numbers known in advance, as in a pair (x, y)")
+        rows.append(evaluation.mixture(labels, classes))
+    return torch.stack(rows)
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable
+from typing import Any
 
 from fedlesam.algorithms import CATALOGUE, Algorithm
 from fedlesam.names import imported, unknown
@@ -22,7 +23,7 @@ def hyperparameters(name: str) -> dict[str, object]:
     return {key: p.default for key, p in inspect.signature(find(name)).parameters.items()}
 
 
-def get(name: str, **hyper: float) -> Algorithm:
+def get(name: str, **hyper: Any) -> Algorithm:
     """The method called `name`, e.g. `get("fedlesam-s", rho=0.05)`."""
     takes = hyperparameters(name)
     for key in hyper:

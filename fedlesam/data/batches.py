@@ -21,6 +21,7 @@ class Loadable(Protocol):
 
     def __len__(self) -> int: ...
     def tensors(self) -> Batch: ...
+    def labels(self) -> Tensor: ...
 
 
 ClientData = Batch | Dataset[Any] | Loadable
@@ -37,6 +38,8 @@ def check_client(data: Any, where: str) -> int:
         if len(data[0]) != len(data[1]):
             raise ValueError(f"{where}: x has {len(data[0])} samples and y has {len(data[1])}")
         size = len(data[0])
+    elif isinstance(data, TensorDataset) and len(data.tensors) != 2:
+        raise ValueError(f"{where}: a TensorDataset must hold two tensors, x and y; this one holds {len(data.tensors)}")
     elif hasattr(data, "__len__") and (hasattr(data, "__getitem__") or isinstance(data, Loadable)):
         size = len(data)
     else:
@@ -53,6 +56,14 @@ def as_tensors(data: ClientData) -> Batch | None:
     if isinstance(data, TensorDataset) and len(data.tensors) == 2:
         return data.tensors[0], data.tensors[1]
     return data.tensors() if isinstance(data, Loadable) else None
+
+
+def known_labels(data: ClientData) -> Tensor | None:
+    """The targets, where they are known without touching each sample."""
+    if isinstance(data, Loadable):
+        return data.labels()
+    pair = as_tensors(data)
+    return pair[1] if pair is not None else None
 
 
 def steps_per_epoch(size: int, batch_size: int, join_last: bool) -> int:

@@ -1,0 +1,3 @@
+from fedlesam.cli import main
+
+main()

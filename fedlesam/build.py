@@ -1,0 +1,72 @@
+"""From settings to a federation that is ready to train."""
+
+from dataclasses import dataclass
+
+import torch
+
+from fedlesam import lookup
+from fedlesam.config import RunConfig
+from fedlesam.data.dataset import DataSet
+from fedlesam.data.digits import load_digits
+from fedlesam.data.split_names import make_split
+from fedlesam.data.splits import Split
+from fedlesam.federation import Federation
+from fedlesam.local import LocalTraining
+from fedlesam.models.catalogue import make_model
+from fedlesam.names import unknown
+
+
+@dataclass(frozen=True)
+class Experiment:
+    data: DataSet
+    split: Split
+    federation: Federation
+
+
+def load_data(config: RunConfig) -> DataSet:
+    if config.data != "digits":
+        raise unknown("data set", config.data, ["digits"])
+    return load_digits()
+
+
+def build(config: RunConfig, data: DataSet | None = None) -> Experiment:
+    """All of a resolved config is checked here, before anything is written. `data` saves loading it again."""
+    algorithm = lookup.get(config.algorithm, **config.hyper)
+    local = LocalTraining(
+        lr=config.lr,
+        lr_decay=config.lr_decay,
+        epochs=_epochs(config.epochs),
+        batch_size=config.batch_size or 50,
+        weight_decay=config.weight_decay,
+        clip=config.clip or None,
+        clip_scope=config.clip_scope,  # type: ignore[arg-type]
+        momentum=config.momentum,
+    )
+    data = data or load_data(config)
+    if config.augment and data.augment is not None:
+        local = LocalTraining(**{**vars(local), "augment": data.augment})
+    split = make_split(config.split, data, config.clients, config.seed)
+    model = make_model(config.model, data.shape, len(data.classes), config.seed)
+    federation = Federation(
+        model,
+        [data.shard(torch.from_numpy(indices)) for indices in split.clients],
+        algorithm,
+        local,
+        active=config.active,
+        test=data.test_shard(),
+        seed=config.seed,
+        threads=config.threads,
+        weighting=config.weighting,  # type: ignore[arg-type]
+        evaluate_every=config.evaluate_every,
+        per_client=config.per_client,
+    )
+    return Experiment(data, split, federation)
+
+
+def _epochs(epochs: int | str | None) -> int | range:
+    if isinstance(epochs, str):
+        low, high = (int(part) for part in epochs.split("-"))
+        if not 1 <= low <= high:
+            raise ValueError(f"epochs: the range {epochs} must run upwards from at least 1, e.g. 1-5")
+        return range(low, high + 1)
+    return 5 if epochs is None else epochs

@@ -1,0 +1,81 @@
+"""The command line. Every command is imported only when it is called, so that help answers at once."""
+
+import importlib
+import os
+import sys
+
+import click
+
+COMMANDS = {
+    "run": "train one method into a run folder",
+    "compare": "train several methods on the same split and rank them",
+    "split": "divide a data set over clients, look at it, save it",
+    "data": "fetch data sets, and check those you have",
+    "list": "the algorithms, data sets, models and splits there are",
+    "demo": "five methods on the embedded data in a minute, with pictures",
+    "completion": "print the completion script of your shell",
+}
+
+BAD_INPUT, NOT_FINITE, INTERRUPTED = 2, 3, 130
+"""Exit codes."""
+
+
+class Lazy(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name not in COMMANDS:
+            return None
+        command: click.Command = importlib.import_module(f"fedlesam.cli.{name}_command").command
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        from fedlesam.names import unknown
+
+        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+            raise click.UsageError(str(unknown("command", args[0], COMMANDS)), ctx)
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+@click.group(cls=Lazy, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(package_name="fedlesam")
+def cli() -> None:
+    """Sharpness-aware federated learning: the methods of the FedLESAM paper, exact, composable and measured.
+
+    \b
+    A first look:        fedlesam demo
+    One method:          fedlesam run --algorithm fedlesam-s --rounds 50
+    Several, ranked:     fedlesam compare fedavg fedsam fedlesam --seeds 3
+    What there is:       fedlesam list algorithms
+
+    Exit codes: 0 done, 2 bad input, 3 the numbers stopped being finite, 130 interrupted.
+    """
+
+
+def main() -> None:
+    """Errors a user can mend are one line, not a traceback; FEDLESAM_TRACEBACK=1 shows it all the same."""
+    try:
+        sys.exit(cli.main(standalone_mode=False) or 0)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("\ninterrupted", err=True)
+        sys.exit(INTERRUPTED)
+    except BrokenPipeError:
+        os._exit(0)
+    except (ValueError, ArithmeticError, OSError) as error:
+        if os.environ.get("FEDLESAM_TRACEBACK"):
+            raise
+        from fedlesam.checks import NotFinite
+
+        click.secho("error: ", fg="red", bold=True, nl=False, err=True)
+        click.echo(str(error), err=True)
+        sys.exit(NOT_FINITE if isinstance(error, NotFinite) else BAD_INPUT)

@@ -1,0 +1,101 @@
+"""fedlesam compare"""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from fedlesam import config as configs
+from fedlesam.cli.options import Grouped, GroupedCommand, gather, names_of, output, settings
+from fedlesam.config import RunConfig
+
+
+def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    return [name for name in names_of("algorithm") if name.startswith(incomplete)]
+
+
+@click.command(
+    "compare",
+    cls=GroupedCommand,
+    short_help="train several methods and rank them",
+    examples=(
+        "fedlesam compare fedavg fedsam fedlesam",
+        "fedlesam compare scaffold fedgamma fedlesam-s --rho 0.05 --seeds 3 --out runs/rho",
+        "fedlesam compare fedavg fedlesam --split dirichlet:0.6 --clients 20 --active 5 --rounds 30 --json",
+    ),
+)
+@click.argument("algorithms", nargs=-1, required=True, metavar="METHOD...", shell_complete=complete)
+@settings(without=["algorithm"])
+@click.option(
+    "--seeds",
+    cls=Grouped,
+    group=configs.RUN,
+    type=click.IntRange(1),
+    default=1,
+    help="repeat with this many seeds, from --seed on  [1]",
+)
+@output
+def command(
+    algorithms: tuple[str, ...],
+    config_file: Path | None,
+    assignments: tuple[str, ...],
+    seeds: int,
+    out: Path | None,
+    overwrite: bool,
+    quiet: bool,
+    as_json: bool,
+    **flags: Any,
+) -> None:
+    """Train several methods on the same clients, batches and first model; rank them and draw their curves.
+
+    Runs that are finished are not repeated. The folder holds a run folder per method and seed, accuracy.png and
+    split.png. Hyper-parameters go to the methods that take them.
+    """
+    show_comparison(gather(config_file, assignments, flags), list(algorithms), seeds, out, overwrite, quiet, as_json)
+
+
+def show_comparison(
+    base: RunConfig, algorithms: list[str], seeds: int, out: Path | None, overwrite: bool, quiet: bool, as_json: bool
+) -> None:
+    from fedlesam import compare as comparison
+    from fedlesam.cli.show import Display, print_ranking
+    from fedlesam.report.tables import ranking
+    from fedlesam.runs import RunFolder
+
+    plans = comparison.plan(base, algorithms, seeds)
+    out = out or Path("runs") / f"compare-{base.data.replace(':', '-')}-{_name(plans)}"
+    if base.threads is None:
+        began = [folder for p in plans if (folder := RunFolder(comparison.folder_of(out, p))).config.exists()]
+        if began:
+            threads = began[0].read_config().threads
+            plans = [dataclasses.replace(plan, threads=threads) for plan in plans]
+    display = Display(quiet or as_json)
+    many = seeds > 1
+    try:
+        with display.open():
+            runs = comparison.compare(
+                plans,
+                out,
+                overwrite=overwrite,
+                watch=lambda p: display.watch(f"{p.algorithm} {p.seed}" if many else p.algorithm, p.rounds),
+            )
+    except KeyboardInterrupt:
+        display.say(f"interrupted: what was done is in {out}")
+        raise
+    pictures = comparison.draw(runs, out)
+    rows = ranking(runs)
+    if as_json:
+        click.echo(json.dumps({"folder": str(out), "ranking": [dataclasses.asdict(row) for row in rows]}))
+    elif not quiet:
+        print_ranking(rows)
+        for picture in pictures:
+            click.echo(f"picture: {picture}")
+        click.echo(f"runs: {out}")
+
+
+def _name(plans: list[RunConfig]) -> str:
+    import hashlib
+
+    return hashlib.sha256("".join(configs.identity(plan) for plan in plans).encode()).hexdigest()[:8]

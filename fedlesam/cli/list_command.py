@@ -1,0 +1,81 @@
+"""fedlesam list"""
+
+import dataclasses
+import json
+from typing import Any
+
+import click
+
+
+@click.command("list", short_help="what there is")
+@click.argument("what", type=click.Choice(["algorithms", "data", "models", "splits"]))
+@click.option("--json", "as_json", is_flag=True, help="for scripts")
+def command(what: str, as_json: bool) -> None:
+    """List the algorithms, data sets, models or splits.
+
+    \b
+    fedlesam list algorithms    the three slots of every method, and what it costs
+    fedlesam list splits        how a data set can be divided over clients
+    """
+    columns, rows = {"algorithms": algorithms, "data": data, "models": models, "splits": splits}[what]()
+    if as_json:
+        click.echo(json.dumps([dict(zip(columns, row, strict=True)) for row in rows]))
+        return
+    from fedlesam.cli.show import print_table
+
+    print_table(columns, [[str(cell) for cell in row] for row in rows])
+    if what == "algorithms":
+        click.echo(
+            "\npasses: backward passes per local step. down, up: model-sized vectors a client receives and sends"
+            "\nper round. stored: those a client holds between rounds, the model included. FedAvg is 1 everywhere."
+        )
+
+
+Listing = tuple[list[str], list[list[Any]]]
+
+
+def algorithms() -> Listing:
+    from fedlesam import costs
+    from fedlesam.algorithms import CATALOGUE
+
+    rows = []
+    for name, make in CATALOGUE.items():
+        algorithm, cost = make(), costs.measure(make())
+        slots = [show_rule(rule) for rule in (algorithm.perturbation, algorithm.correction, algorithm.server)]
+        rows.append([name, *slots, *(f"{value:g}" for value in dataclasses.astuple(cost))])
+    return ["name", "perturbation", "correction", "server rule", "passes", "down", "up", "stored"], rows
+
+
+def show_rule(rule: Any) -> str:
+    """The rule and its numbers; `repr` has every field by name."""
+    name = type(rule).__name__
+    if name in ("NoPerturbation", "NoCorrection"):
+        return "-"
+    numbers = [f"{v:g}" for k, v in vars(rule).items() if isinstance(v, float) and (k, v) != ("lr_g", 1.0)]
+    return f"{name}({', '.join(numbers)})" if numbers else name
+
+
+def models() -> Listing:
+    import inspect
+
+    from fedlesam.models.catalogue import MODELS
+
+    rows = []
+    for name, make in MODELS.items():
+        options = [str(p) for k, p in inspect.signature(make).parameters.items() if k not in ("shape", "classes")]
+        about = (inspect.getdoc(make) or "").splitlines()[0]
+        rows.append([name, ", ".join(options).replace("'", "") or "-", about])
+    return ["name", "options", "what it is"], [
+        *rows,
+        ["module:callable", "-", "your own, called with shape and classes"],
+    ]
+
+
+def splits() -> Listing:
+    from fedlesam.data.split_names import SCHEMES
+
+    return ["split", "what it is"], [[name, about] for name, about in SCHEMES.items()]
+
+
+def data() -> Listing:
+    return ["name", "what it is"], [["digits", "1,797 handwritten digits of 8 x 8 pixels, embedded"]]

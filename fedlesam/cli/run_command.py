@@ -1,0 +1,91 @@
+"""fedlesam run"""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from fedlesam import config as configs
+from fedlesam.cli.options import GroupedCommand, gather, output, settings
+from fedlesam.config import RunConfig
+
+
+def default_folder(config: RunConfig) -> Path:
+    """Made from the settings, so that repeating a command finds its folder again."""
+    name = f"{config.algorithm}-{config.data}-{configs.identity(config)}"
+    return Path("runs") / "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in name)
+
+
+def settle(config: RunConfig, folder: Path | None) -> tuple[RunConfig, Path]:
+    """Resolve the settings and name the folder; threads not asked for stay what the folder's run began with."""
+    from fedlesam.runs import RunFolder
+
+    asked = config.threads
+    config = configs.resolve(config)
+    folder = folder or default_folder(config)
+    if asked is None and RunFolder(folder).config.exists():
+        config = dataclasses.replace(config, threads=RunFolder(folder).read_config().threads)
+    return config, folder
+
+
+@click.command(
+    "run",
+    cls=GroupedCommand,
+    short_help="train one method",
+    examples=(
+        "fedlesam run --algorithm fedlesam-s --rounds 50",
+        "fedlesam run --algorithm fedsam --rho 0.05 --split pathological:3 --clients 20 --active 25% --out runs/x",
+        "fedlesam run --config runs/x/config.toml --out runs/y     # the same run again",
+        "fedlesam run --algorithm my_rule:my_method --model my_model:Net --set kappa=0.3",
+    ),
+)
+@settings()
+@output
+def command(
+    config_file: Path | None,
+    assignments: tuple[str, ...],
+    out: Path | None,
+    overwrite: bool,
+    quiet: bool,
+    as_json: bool,
+    **flags: Any,
+) -> None:
+    """Train one method and write a run folder.
+
+    The folder holds config.toml (every setting, resolved), metrics.jsonl (a line a round), model.safetensors,
+    split.safetensors, summary.json and versions.json. The same command on a finished folder only says so.
+    """
+    config, folder = settle(gather(config_file, assignments, flags), out)
+
+    from fedlesam.cli.show import Display, percent
+    from fedlesam.runner import execute
+    from fedlesam.runs import RunFolder
+
+    display = Display(quiet or as_json)
+    done = RunFolder(folder).read_summary().get("state") == "finished"
+    with display.open():
+        watch = display.watch(config.algorithm, config.rounds) if not done or overwrite else None
+        try:
+            summary = execute(config, folder, overwrite=overwrite, watch=watch)
+        except KeyboardInterrupt:
+            display.say(f"interrupted: what was done is in {folder}")
+            raise
+    if as_json:
+        click.echo(json.dumps({"folder": str(folder), **summary}))
+    elif not quiet:
+        if done and watch is None:
+            click.echo(f"{folder}: this run is already finished")
+        accuracy = summary.get("accuracy", {})
+        for name, key in (
+            ("last round", "last"),
+            ("mean of the last evaluations", "mean_of_last"),
+            ("best round", "best"),
+        ):
+            if key in accuracy:
+                click.echo(f"accuracy, {name}: {percent(accuracy[key])} %")
+        if "per_client" in summary:
+            parts = [f"{name.replace('_', ' ')} {percent(value)} %" for name, value in summary["per_client"].items()]
+            click.echo(f"accuracy per client: {', '.join(parts)}")
+        click.echo(f"results: {folder}")

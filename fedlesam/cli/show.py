@@ -1,0 +1,118 @@
+"""What a person sees while runs train and when they are done. Colour and progress only on a terminal."""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from fedlesam.federation import Record
+from fedlesam.report.tables import Row
+
+SECONDS_BETWEEN_LINES = 10.0
+WIDTH_IN_A_PIPE = 110
+
+
+class Display:
+    """One bar a run on a terminal; elsewhere a line every ten seconds; nothing if quiet."""
+
+    def __init__(self, quiet: bool) -> None:
+        self.quiet = quiet
+        self.console = Console(stderr=True)
+        self.progress: Progress | None = None
+
+    @contextlib.contextmanager
+    def open(self) -> Iterator["Display"]:
+        if self.quiet or not self.console.is_terminal:
+            yield self
+            return
+        columns = (
+            SpinnerColumn(),
+            TextColumn("{task.description:<12}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("rounds"),
+            TextColumn("{task.fields[state]}"),
+            TimeRemainingColumn(compact=True),
+        )
+        with Progress(*columns, console=self.console) as self.progress:
+            yield self
+        self.progress = None
+
+    def watch(self, name: str, rounds: int) -> Callable[[Record], None]:
+        """The observer of one run."""
+        bar = self.progress.add_task(name, total=rounds, state="") if self.progress is not None else None
+        said = [time.monotonic()]
+
+        def see(record: Record) -> None:
+            state = describe(record)
+            if self.progress is not None and bar is not None:
+                fields = {"state": state} if record.test_accuracy is not None else {}
+                self.progress.update(bar, advance=1, **fields)  # type: ignore[arg-type]
+            elif not self.quiet and (time.monotonic() - said[0] > SECONDS_BETWEEN_LINES or record.round + 1 == rounds):
+                said[0] = time.monotonic()
+                click.echo(f"{name}  round {record.round + 1}/{rounds}  {state}", err=True)
+
+        return see
+
+    def say(self, text: str) -> None:
+        if not self.quiet:
+            click.echo(text, err=True)
+
+
+def describe(record: Record) -> str:
+    tested = f"accuracy {100 * record.test_accuracy:.1f} %  " if record.test_accuracy is not None else ""
+    return f"{tested}train loss {record.train_loss:.3f}"
+
+
+def percent(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.2f}"
+
+
+def wide_enough() -> Console:
+    """A pipe has no width of its own."""
+    console = Console()
+    return console if console.is_terminal else Console(width=WIDTH_IN_A_PIPE)
+
+
+def print_ranking(rows: list[Row]) -> None:
+    """Best first; costs beside FedAvg's, the field's unit, where it is among the methods."""
+    table = Table(header_style="bold", box=None, pad_edge=False)
+    table.add_column("#", justify="right")
+    table.add_column("method", no_wrap=True)
+    for name in ("last", "mean of last", "best", "backward passes", "MB sent", "seconds"):
+        table.add_column(name, justify="right")
+    base = next((row for row in rows if row.algorithm == "fedavg"), None)
+    for place, row in enumerate(rows, 1):
+        spread = f" ± {100 * row.spread:.2f}" if row.spread is not None else ""
+        passes = f" {row.backward_passes / base.backward_passes:.1f}x" if base else ""
+        sent = f" {row.megabytes / base.megabytes:.1f}x" if base else ""
+        table.add_row(
+            str(place),
+            row.algorithm,
+            percent(row.last),
+            percent(row.mean_of_last) + spread,
+            percent(row.best),
+            f"{row.backward_passes:,.0f}{passes}",
+            f"{row.megabytes:,.1f}{sent}",
+            f"{row.seconds:.1f}",
+        )
+    wide_enough().print(table)
+    seeds = max(row.seeds for row in rows)
+    click.echo(
+        "\nTest accuracy in %: of the last round, of the last 10 evaluations, of the best round."
+        + (" x: times FedAvg." if base else "")
+        + (f"\nMeans over {seeds} seeds; ± is the standard deviation over seeds." if seeds > 1 else "")
+    )
+
+
+def print_table(columns: list[str], rows: list[list[str]]) -> None:
+    table = Table(header_style="bold", box=None, pad_edge=False)
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    wide_enough().print(table)

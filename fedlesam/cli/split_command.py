@@ -1,0 +1,72 @@
+"""fedlesam split"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from fedlesam import config as configs
+from fedlesam.cli.options import OUTPUT, Grouped, GroupedCommand, gather, settings
+
+
+@click.command(
+    "split",
+    cls=GroupedCommand,
+    short_help="divide a data set over clients",
+    examples=(
+        "fedlesam split --split dirichlet:0.1 --clients 40",
+        "fedlesam split --split pathological:3 --clients 20 --seed 7 --save splits/p3 --picture p3.png",
+        "fedlesam run --split file:splits/p3",
+    ),
+)
+@settings(only=["data", "data_dir", "split", "clients", "seed"])
+@click.option(
+    "--save", cls=Grouped, group=OUTPUT, type=click.Path(path_type=Path), metavar="FILE", help="keep it for file:FILE"
+)
+@click.option(
+    "--picture",
+    cls=Grouped,
+    group=OUTPUT,
+    type=click.Path(path_type=Path),
+    metavar="PNG",
+    help="draw samples per class and client, as in the paper's figure 5",
+)
+@click.option("--json", "as_json", cls=Grouped, group=OUTPUT, is_flag=True, help="print the summary as JSON")
+def command(config_file: Path | None, save: Path | None, picture: Path | None, as_json: bool, **flags: Any) -> None:
+    """Divide a data set over clients: print what came out, draw it, save it."""
+    config = gather(config_file, [], flags)
+
+    from fedlesam.build import load_data
+    from fedlesam.data.split_names import make_split, save_split
+    from fedlesam.report.pictures import split_heat_map
+
+    config = configs.settle_data(config)
+    data = load_data(config)
+    split = make_split(config.split, data, config.clients, config.seed)
+    labels = data.train.y.numpy()
+    counts = split.class_counts(labels, len(data.classes))
+    held, sizes, deviation = (counts > 0).sum(1), split.sizes, split.deviation(labels)
+    if save is not None:
+        save_split(split, data, save)
+    if picture is not None:
+        title = f"{config.data}, {split.scheme}: samples per class and client"
+        split_heat_map(counts, list(data.classes), picture, title)
+    summary = {
+        "split": split.scheme,
+        "clients": len(sizes),
+        "samples per client": f"{sizes.min()} to {sizes.max()}, mean {sizes.mean():.1f}",
+        "classes per client": f"{held.min()} to {held.max()}, mean {held.mean():.1f}",
+        "repeated samples": split.repeats,
+        "samples not used": split.dropped,
+        "deviation from the drawn proportions": "none were drawn" if deviation is None else f"{deviation:.3f}",
+        "hash": split.hash,
+    }
+    if as_json:
+        click.echo(json.dumps({**summary, "sizes": sizes.tolist(), "class_counts": counts.tolist()}))
+        return
+    for name, value in summary.items():
+        click.echo(f"{name + ':':<38}{value}")
+    for what, path in (("saved", save), ("picture", picture)):
+        if path is not None:
+            click.echo(f"{what + ':':<38}{path}")

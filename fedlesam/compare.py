@@ -1,0 +1,69 @@
+"""Several methods on the same clients, batches and first model."""
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from fedlesam import config as configs
+from fedlesam import lookup
+from fedlesam.build import load_data
+from fedlesam.config import RunConfig
+from fedlesam.federation import Record
+from fedlesam.report import pictures
+from fedlesam.report.read import Run, read_run
+from fedlesam.runner import execute
+
+
+def plan(base: RunConfig, algorithms: list[str], seeds: int) -> list[RunConfig]:
+    """The runs of a comparison; a hyper-parameter goes to the methods that take it, and one nobody takes is refused."""
+    if len(set(algorithms)) < len(algorithms):
+        raise ValueError(f"a method is named twice: {', '.join(algorithms)}")
+    takes = {name: lookup.hyperparameters(name) for name in algorithms}
+    for name in base.hyper:
+        if not any(name in known for known in takes.values()):
+            raise ValueError(f"none of {', '.join(algorithms)} takes {name}")
+    plans = []
+    for algorithm in algorithms:
+        hyper = {name: value for name, value in base.hyper.items() if name in takes[algorithm]}
+        for seed in range(base.seed, base.seed + seeds):
+            plans.append(configs.resolve(dataclasses.replace(base, algorithm=algorithm, hyper=hyper, seed=seed)))
+    return plans
+
+
+def folder_of(out: Path, config: RunConfig) -> Path:
+    return out / f"{config.algorithm.replace(':', '-')}-seed{config.seed}"
+
+
+def compare(
+    plans: list[RunConfig],
+    out: Path,
+    *,
+    overwrite: bool = False,
+    watch: Callable[[RunConfig], Callable[[Record], None] | None] = lambda _: None,
+) -> list[Run]:
+    """Do the runs that are not done yet, one after the other, and read them all."""
+    from fedlesam.runs import RunFolder
+
+    open_runs = [config for config in plans if RunFolder(folder_of(out, config)).claim(config, overwrite)]
+    data = load_data(plans[0]) if open_runs else None
+    for config in open_runs:
+        execute(config, folder_of(out, config), overwrite=overwrite, watch=watch(config), data=data)
+    return [read_run(folder_of(out, config)) for config in plans]
+
+
+def draw(runs: list[Run], out: Path) -> list[Path]:
+    """The accuracy curves, and the split of the first seed."""
+    config = runs[0].config
+    about = f"{config.data}, {config.model}, {config.split}, {config.clients} clients, {active(config)} active"
+    drawn = [pictures.accuracy_curves(runs, out / "accuracy.png", about)]
+    counts = runs[0].class_counts()
+    if counts is not None:
+        classes = [str(c) for c in range(counts.shape[1])]
+        title = f"{config.data}, {config.split}: samples per class and client"
+        drawn.append(pictures.split_heat_map(counts, classes, out / "split.png", title))
+    return drawn
+
+
+def active(config: RunConfig) -> Any:
+    return f"{100 * config.active:g} %" if isinstance(config.active, float) else config.active

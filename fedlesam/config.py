@@ -1,0 +1,254 @@
+"""The settings of a run: one table of fields from which flags, TOML keys, help and checks all follow.
+
+Imports no PyTorch, so that `fedlesam --help` answers at once.
+"""
+
+import dataclasses
+import hashlib
+import json
+import re
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fedlesam.names import unknown
+
+Value = int | float | str | bool
+
+
+def whole(text: str) -> int:
+    return int(text)
+
+
+def number(text: str) -> float:
+    return float(text)
+
+
+def text(value: str) -> str:
+    return value
+
+
+def switch(value: str) -> bool:
+    if value.lower() not in ("true", "false", "yes", "no", "on", "off"):
+        raise ValueError(f"expected true or false, got {value!r}")
+    return value.lower() in ("true", "yes", "on")
+
+
+def active_clients(value: str) -> int | float:
+    """`10` is a count, `0.1` or `10%` a share."""
+    if value.endswith("%"):
+        return float(value[:-1]) / 100
+    return int(value) if re.fullmatch(r"[+-]?\d+", value) else float(value)
+
+
+def epoch_range(value: str) -> int | str:
+    """`5`, or `1-5` to draw from for each client and round."""
+    if re.fullmatch(r"\d+-\d+", value):
+        return value
+    return int(value)
+
+
+KINDS: dict[Callable[[str], Value], tuple[str, tuple[type, ...]]] = {
+    whole: ("a whole number", (int,)),
+    number: ("a number", (int, float)),
+    text: ("text", (str,)),
+    switch: ("true or false", (bool,)),
+    active_clients: ("a count such as 10, or a share such as 0.1 or 10%", (int, float)),
+    epoch_range: ("a whole number, or a range such as 1-5", (int, str)),
+}
+
+
+@dataclass(frozen=True)
+class Option:
+    """What a field is to a user."""
+
+    group: str
+    kind: Callable[[str], Value]
+    help: str
+    metavar: str = ""
+
+
+def option(default: Value | None, group: str, kind: Callable[[str], Value], help: str, metavar: str = "") -> Any:
+    return field(default=default, metadata={"option": Option(group, kind, help, metavar)})
+
+
+WHAT, LOCAL, METHOD, RUN = "What to train", "Local training", "The method's hyper-parameters", "The run"
+
+HYPER: dict[str, Option] = {
+    "rho": Option(METHOD, number, "norm of the perturbation"),
+    "alpha": Option(METHOD, number, "share of the local gradient (fedcm, mofedsam, fedlesam-m)"),
+    "lam": Option(METHOD, number, "dynamic regulariser (feddyn, fedsmoo, fedlesam-d, freesam-d)"),
+    "prox": Option(METHOD, number, "proximal pull (fedprox)"),
+    "lr_g": Option(METHOD, number, "global learning rate of the server rule"),
+}
+"""The hyper-parameters with a flag of their own; `--set name=value` reaches the others."""
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """The settings of one run. `resolve` settles what is None, from the data set, the method and the machine."""
+
+    algorithm: str = option("fedlesam", WHAT, text, "a method of `fedlesam list algorithms`, or module:callable")
+    data: str = option("digits", WHAT, text, "a data set of `fedlesam list data`, folder:PATH or module:callable")
+    data_dir: str | None = option(None, WHAT, text, "where the data set's files are", "DIR")
+    model: str = option("mlp", WHAT, text, "a network of `fedlesam list models`, or module:callable")
+    split: str = option("dirichlet:0.1", WHAT, text, "how samples are divided, see `fedlesam list splits`")
+    clients: int | None = option(None, WHAT, whole, "number of clients (default: 40 on digits, else 100)", "N")
+    active: int | float = option(0.1, WHAT, active_clients, "clients per round: 10 is a count, 0.1 or 10% a share", "K")
+    rounds: int = option(100, WHAT, whole, "communication rounds", "T")
+    lr: float = option(0.1, LOCAL, number, "local learning rate")
+    lr_decay: float | None = option(None, LOCAL, number, "its factor per round (default: the method's own)")
+    epochs: int | str | None = option(
+        None, LOCAL, epoch_range, "local epochs, or a range 1-5 (default: 5; cifar100: 2)"
+    )
+    batch_size: int | None = option(None, LOCAL, whole, "samples per step (default: 50; digits: 10, cifar100: 20)")
+    weight_decay: float = option(1e-3, LOCAL, number, "pull of the weights to zero")
+    clip: float = option(10.0, LOCAL, number, "largest gradient norm; 0 never clips")
+    clip_scope: str = option(
+        "loss", LOCAL, text, "what is clipped: loss (the gradient) or corrected (with the correction)"
+    )
+    momentum: float = option(0.0, LOCAL, number, "heavy-ball momentum inside a round")
+    augment: bool = option(True, LOCAL, switch, "the data set's augmentation, where it has one")
+    hyper: Mapping[str, Value] = field(default_factory=dict)
+    weighting: str = option("clients", RUN, text, "average over clients, or by their examples")
+    evaluate_every: int = option(1, RUN, whole, "rounds between two evaluations on the test set")
+    per_client: bool = option(False, RUN, switch, "also the accuracy on every client's own mixture of classes")
+    seed: int = option(0, RUN, whole, "the same seed and threads give the same bits")
+    threads: int | None = option(
+        None, RUN, whole, "CPU threads (default: PyTorch's choice; kept when a run is repeated)"
+    )
+
+
+OPTIONS: dict[str, Option] = {
+    f.name: f.metadata["option"] for f in dataclasses.fields(RunConfig) if "option" in f.metadata
+}
+
+PROTOCOL: dict[str, dict[str, Value]] = {
+    "digits": {"clients": 40, "epochs": 5, "batch_size": 10},
+    "cifar10": {"clients": 100, "epochs": 5, "batch_size": 50},
+    "cifar100": {"clients": 100, "epochs": 2, "batch_size": 20},
+}
+"""Defaults by data set; CIFAR's are the paper's. Other data sets take cifar10's."""
+
+OWN_CLIENTS = ("pooled", "by", "file")
+"""Splits that bring their own number of clients."""
+
+
+def parse(name: str, value: str, where: str) -> Value:
+    """A value typed by a user for a field or hyper-parameter."""
+    known = OPTIONS.get(name) or HYPER.get(name)
+    if known is None:
+        return _guess(value)
+    try:
+        return known.kind(value)
+    except ValueError:
+        raise ValueError(f"{where}: expected {KINDS[known.kind][0]}, got {value!r}") from None
+
+
+def _guess(value: str) -> Value:
+    for kind in (whole, number, switch):
+        try:
+            return kind(value)
+        except ValueError:
+            continue
+    return value
+
+
+def update(config: RunConfig, values: Mapping[str, Value | None]) -> RunConfig:
+    """`config` with the values that are not None; names that are no field are hyper-parameters of the method."""
+    given = {name: value for name, value in values.items() if value is not None}
+    fields = {name: value for name, value in given.items() if name in OPTIONS}
+    hyper = {**config.hyper, **{name: value for name, value in given.items() if name not in OPTIONS}}
+    return dataclasses.replace(config, **fields, hyper=hyper)  # type: ignore[arg-type]
+
+
+def read(path: Path) -> dict[str, Value]:
+    """The settings of a TOML file, hyper-parameters flattened in; unknown keys are refused with their line."""
+    try:
+        source = path.read_text(encoding="utf-8")
+        table = tomllib.loads(source)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"config {path}: cannot be read: {error}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"config {path}: is not TOML: {error}") from error
+    hyper = table.pop("hyper", {})
+    if not isinstance(hyper, dict):
+        raise ValueError(f"config {path}{_line(source, 'hyper')}: hyper must be a table, [hyper]")
+    for key, value in table.items():
+        if key not in OPTIONS:
+            raise ValueError(f"config {path}{_line(source, key)}: {unknown('setting', key, [*OPTIONS, 'hyper'])}")
+        kind, types = KINDS[OPTIONS[key].kind]
+        if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
+            raise ValueError(f"config {path}{_line(source, key)}: {key} must be {kind}, got {value!r}")
+    for key, value in hyper.items():
+        if isinstance(value, dict | list) or key in OPTIONS:
+            raise ValueError(f"config {path}{_line(source, key)}: {key} is not a hyper-parameter of a method")
+    return {**table, **hyper}
+
+
+def _line(source: str, key: str) -> str:
+    for i, line in enumerate(source.splitlines(), 1):
+        if re.match(rf'\s*\[?\s*"?{re.escape(key)}"?\s*[\]=]', line):
+            return f", line {i}"
+    return ""
+
+
+def settle_data(config: RunConfig) -> RunConfig:
+    """What follows from the data set and the split, where it was not said."""
+    settled = dict(PROTOCOL.get(config.data, PROTOCOL["cifar10"]))
+    if config.split.partition(":")[0] in OWN_CLIENTS:
+        del settled["clients"]
+    return dataclasses.replace(config, **{k: v for k, v in settled.items() if getattr(config, k) is None})  # type: ignore[arg-type]
+
+
+def resolve(config: RunConfig) -> RunConfig:
+    """Every None settled, so that the written config reproduces the run anywhere."""
+    import torch
+
+    from fedlesam import lookup
+
+    algorithm = lookup.get(config.algorithm, **config.hyper)
+    takes = lookup.hyperparameters(config.algorithm)
+    defaults = {name: value for name, value in takes.items() if isinstance(value, int | float | str)}
+    return dataclasses.replace(
+        settle_data(config),
+        lr_decay=algorithm.lr_decay if config.lr_decay is None else config.lr_decay,
+        threads=torch.get_num_threads() if config.threads is None else config.threads,
+        hyper={**defaults, **config.hyper},
+    )
+
+
+def as_table(config: RunConfig) -> dict[str, Any]:
+    table = {name: value for name, value in dataclasses.asdict(config).items() if value is not None}
+    return {**{name: value for name, value in table.items() if name != "hyper"}, "hyper": dict(table["hyper"])}
+
+
+def write(config: RunConfig) -> str:
+    """The config as TOML; the first line is the command that runs it again."""
+    import tomli_w
+
+    return f"# fedlesam run --config config.toml --out NEW_FOLDER\n{tomli_w.dumps(as_table(config))}"
+
+
+def differences(ours: RunConfig, theirs: RunConfig) -> list[str]:
+    """What makes two runs different ones. Where the data lies does not."""
+    left, right = _flat(ours), _flat(theirs)
+    return [
+        f"{name}: {left.get(name, 'unset')} here, {right.get(name, 'unset')} there"
+        for name in dict.fromkeys([*left, *right])
+        if left.get(name) != right.get(name)
+    ]
+
+
+def identity(config: RunConfig) -> str:
+    """A short name for what the run computes, the same for the same settings."""
+    settings = {name: value for name, value in _flat(config).items() if name != "threads"}
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:8]
+
+
+def _flat(config: RunConfig) -> dict[str, Value]:
+    table = as_table(config)
+    table.pop("data_dir", None)
+    return {**table, **table.pop("hyper")}

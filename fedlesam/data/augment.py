@@ -1,0 +1,26 @@
+"""The paper's augmentation, for a whole batch at once."""
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+PAD = 4
+
+
+def flip_and_crop(x: Tensor, draw: torch.Generator, pad: int = PAD) -> Tensor:
+    """Mirror each image with p .5; then, with p .5, cut it at a random place out of itself with a border of zeros.
+
+    For normalised images, whose zero is the mean colour.
+    """
+    count, channels, height, width = x.shape
+    flip = torch.rand(count, generator=draw, device=draw.device) < 0.5
+    crop = torch.rand(count, generator=draw, device=draw.device) < 0.5
+    corner = torch.randint(0, 2 * pad + 1, (2, count), generator=draw, device=draw.device)
+    corner = torch.where(crop, corner, pad)
+    rows = corner[0, :, None] + torch.arange(height, device=draw.device)
+    columns = corner[1, :, None] + torch.arange(width, device=draw.device)
+    columns = torch.where(flip[:, None], width + 2 * pad - 1 - columns, columns)
+    places = rows[:, :, None] * (width + 2 * pad) + columns[:, None, :]
+    padded = functional.pad(x, (pad, pad, pad, pad)).flatten(2)
+    chosen = places.to(x.device).flatten(1)[:, None].expand(-1, channels, -1)
+    return padded.gather(2, chosen).view(count, channels, height, width)

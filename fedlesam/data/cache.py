@@ -1,0 +1,199 @@
+"""Decoded arrays on disk, mapped into memory, so that data is decoded once and shared by all processes that read it.
+
+An entry is a folder named by the hash of the source's contents. It is written beside its place and renamed, so a reader
+sees all of it or nothing. Its arrays are hashed again whenever it is opened: a damaged entry is never used.
+"""
+
+import hashlib
+import json
+import logging
+import os
+import shutil
+import time
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import platformdirs
+
+from fedlesam.data.source import Arrays, Pixels, Source
+
+log = logging.getLogger(__name__)
+
+VERSION = 1
+"""Part of every key; to be raised when a decoder changes what it returns."""
+STALE = 24 * 3600
+"""Seconds after which what a killed process left behind is swept away."""
+
+_told: set[str] = set()
+
+
+class _Damaged(Exception):
+    pass
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A data set ready for use."""
+
+    arrays: Arrays
+    mean: tuple[float, ...]
+    """Per channel over the training images, of x / 255."""
+    std: tuple[float, ...]
+    fingerprint: str
+    """Of the samples and the classes, whatever form they were stored in."""
+    source: str
+    """Hash of the source's files."""
+    cached: bool
+    """Whether it came from the cache, not from the source."""
+
+
+def cache_dir() -> Path:
+    """$FEDLESAM_CACHE, or the user's cache folder."""
+    return Path(os.environ.get("FEDLESAM_CACHE") or platformdirs.user_cache_dir("fedlesam")).expanduser()
+
+
+def prepare(source: Source) -> Prepared:
+    """The arrays of a source: from the cache, or decoded and put there."""
+    digest = source.digest()
+    key = hashlib.sha256(f"{VERSION}|{source.kind}|{source.form}|{digest}".encode()).hexdigest()[:32]
+    folder = cache_dir() / "data" / key
+    try:
+        found = _open(folder, digest)
+        if found is not None:
+            return found
+    except _Damaged as problem:
+        log.warning("the cached data in %s is damaged (%s); it is rebuilt from %s", folder, problem, source.root)
+        _discard(folder)
+    arrays = source.decode()
+    if source.digest() != digest:
+        raise ValueError(f"{source.root}: its files changed while they were read; wait until they are complete")
+    mean, std = statistics(arrays.train_x)
+    fresh = Prepared(arrays, mean, std, fingerprint(arrays), digest, cached=False)
+    return _store(folder, fresh)
+
+
+def fingerprint(arrays: Arrays) -> str:
+    total = hashlib.sha256(json.dumps(arrays.classes).encode())
+    for name, array in arrays.named().items():
+        total.update(f"{name}{array.dtype.str}{array.shape}".encode())
+        total.update(memoryview(np.ascontiguousarray(array)).cast("B"))
+    return total.hexdigest()
+
+
+def statistics(x: Pixels) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation of each channel of x / 255, from exact counts; a constant channel has deviation 1."""
+    mean, std = [], []
+    values = np.arange(256) / 255
+    for channel in range(x.shape[1]):
+        counts = sum(np.bincount(block[:, channel].ravel(), minlength=256) for block in _blocks(x))
+        shares = counts / np.sum(counts)
+        mean.append(float(shares @ values))
+        std.append(float(np.sqrt(shares @ (values - mean[-1]) ** 2)) or 1.0)
+    return tuple(mean), tuple(std)
+
+
+def _blocks(x: Pixels, rows: int = 1000) -> list[Pixels]:
+    return [x[start : start + rows] for start in range(0, len(x), rows)]
+
+
+def _open(folder: Path, digest: str, verify: bool = True) -> Prepared | None:
+    """The entry, None if there is none; _Damaged if it is not what was written."""
+    try:
+        check, _, text = (folder / "entry").read_text("utf-8").partition("\n")
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except PermissionError as error:
+        _tell_once(f"cannot read the cache {folder.parent} ({error.strerror}); data is kept in memory")
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        raise _Damaged(error) from error
+    if hashlib.sha256(text.encode()).hexdigest() != check:
+        raise _Damaged("its description does not match its checksum")
+    entry: dict[str, Any] = json.loads(text)
+    parts = {name: _map(folder / f"{name}.bin", *described) for name, described in entry["arrays"].items()}
+    arrays = Arrays(**parts, classes=tuple(entry["classes"]))
+    if verify and (entry["source"] != digest or fingerprint(arrays) != entry["fingerprint"]):
+        raise _Damaged("its arrays do not match their checksum")
+    return Prepared(arrays, tuple(entry["mean"]), tuple(entry["std"]), entry["fingerprint"], digest, cached=True)
+
+
+def _map(path: Path, dtype: str, shape: list[int]) -> npt.NDArray[Any]:
+    """Copy on write: what a user changes in memory never reaches the file."""
+    size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    try:
+        if path.stat().st_size != size:
+            raise _Damaged(f"{path.name} has {path.stat().st_size:,} bytes instead of {size:,}")
+        return np.memmap(path, dtype, mode="c", shape=tuple(shape))
+    except OSError as error:
+        raise _Damaged(f"{path.name}: {error.strerror}") from error
+
+
+def _store(folder: Path, fresh: Prepared) -> Prepared:
+    """The same arrays, mapped; or as they are where the cache cannot be written."""
+    beside = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}")
+    entry = {
+        "arrays": {name: (array.dtype.str, array.shape) for name, array in fresh.arrays.named().items()},
+        "classes": fresh.arrays.classes,
+        "mean": fresh.mean,
+        "std": fresh.std,
+        "fingerprint": fresh.fingerprint,
+        "source": fresh.source,
+    }
+    text = json.dumps(entry)
+    try:
+        beside.mkdir(parents=True)
+        _sweep(folder.parent)
+        for name, array in fresh.arrays.named().items():
+            np.ascontiguousarray(array).tofile(beside / f"{name}.bin")
+        (beside / "entry").write_text(f"{hashlib.sha256(text.encode()).hexdigest()}\n{text}", "utf-8")
+        try:
+            beside.rename(folder)
+        except OSError:
+            if not (folder / "entry").exists():
+                raise
+        mapped = _open(folder, fresh.source)
+    except OSError as error:
+        _tell_once(
+            f"cannot write the cache {folder.parent} ({error.strerror or error}); data is kept in memory and decoded "
+            "anew each time; set FEDLESAM_CACHE to a folder that can be written"
+        )
+        return fresh
+    except _Damaged as problem:
+        _tell_once(f"the cache {folder.parent} does not keep what is written to it ({problem}); data is kept in memory")
+        return fresh
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+    return (
+        fresh
+        if mapped is None
+        else Prepared(mapped.arrays, fresh.mean, fresh.std, fresh.fingerprint, fresh.source, cached=False)
+    )
+
+
+def _discard(folder: Path) -> None:
+    """Moved aside first, so that no other process meets half of it."""
+    aside = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}")
+    try:
+        folder.rename(aside)
+    except OSError:
+        return
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def _sweep(parent: Path) -> None:
+    for path in parent.glob(".*"):
+        try:
+            if time.time() - path.stat().st_mtime > STALE:
+                shutil.rmtree(path, ignore_errors=True)
+        except OSError:
+            continue
+
+
+def _tell_once(message: str) -> None:
+    if message not in _told:
+        _told.add(message)
+        log.warning("%s", message)

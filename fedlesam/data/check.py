@@ -1,0 +1,78 @@
+"""What a name and a folder stand for: the form that was found, its files, and how many images of which class."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedlesam.data.catalogue import EMBEDDED, from_source, is_own, load, source_of
+from fedlesam.data.dataset import DataSet
+from fedlesam.data.find import alternatives
+from fedlesam.data.official import OFFICIAL
+from fedlesam.data.source import Source, file_digest
+
+SHOWN = 8
+"""Files and classes in the text; the fields have them all."""
+
+
+@dataclass(frozen=True)
+class FoundFile:
+    path: Path
+    size: int
+    official: bool | None
+    """Whether its checksum is its publishers'; None where they give none for this form."""
+
+
+@dataclass(frozen=True)
+class Check:
+    data: DataSet
+    form: str
+    files: tuple[FoundFile, ...]
+    passed_over: tuple[str, ...]
+    """Other forms that are there too."""
+    source: str
+    """Hash of the files; "" where there are none."""
+    train_counts: tuple[int, ...]
+    """Images per class."""
+    test_counts: tuple[int, ...]
+
+    def lines(self) -> list[str]:
+        """For a terminal."""
+        channels, height, width = self.data.shape
+        lines = [
+            f"{self.data.name}: {len(self.data.train):,} training and {len(self.data.test):,} test images, "
+            f"{len(self.data.classes)} classes, {channels} x {height} x {width}",
+            f"form: {self.form}" + (f" (also there: {', '.join(self.passed_over)})" if self.passed_over else ""),
+        ]
+        verdict = {True: ", checksum official", False: ", checksum not the official file's", None: ""}
+        lines += [f"file: {file.path} ({file.size:,} bytes{verdict[file.official]})" for file in self.files[:SHOWN]]
+        lines += [f"and {len(self.files) - SHOWN:,} more files"] if len(self.files) > SHOWN else []
+        lines += [f"fingerprint: {self.data.fingerprint}"]
+        rows = list(zip(self.data.classes, self.train_counts, self.test_counts, strict=True))
+        if len(set(rows[i][1:] for i in range(len(rows)))) == 1:
+            return [*lines, f"every class: {rows[0][1]:,} training, {rows[0][2]:,} test images"]
+        return lines + [f"class {name}: {train:,} training, {test:,} test images" for name, train, test in rows]
+
+
+def check(name: str, data_dir: Path | None = None) -> Check:
+    """Load a data set and say what it is."""
+    if name in EMBEDDED or is_own(name):
+        return _report(load(name), "embedded" if name in EMBEDDED else "python callable", None, ())
+    source = source_of(name, data_dir)
+    others: list[Source] = []
+    if name in OFFICIAL:
+        others = alternatives(OFFICIAL[name], data_dir)[1:]
+    where = tuple(f"{other.form} in {other.root}" for other in others)
+    return _report(from_source(name, source), source.form, source, where)
+
+
+def _report(data: DataSet, form: str, source: Source | None, passed_over: tuple[str, ...]) -> Check:
+    counts = [tuple(part.y.bincount(minlength=len(data.classes)).tolist()) for part in (data.train, data.test)]
+    known = OFFICIAL.get(data.name)
+    files = tuple(
+        FoundFile(path, path.stat().st_size, _official(path, known.md5 if known else {}))
+        for path in (source.files if source else ())
+    )
+    return Check(data, form, files, passed_over, source.digest() if source else "", counts[0], counts[1])
+
+
+def _official(path: Path, md5: dict[str, str]) -> bool | None:
+    return file_digest(path, "md5") == md5[path.name] if path.name in md5 else None

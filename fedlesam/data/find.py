@@ -1,0 +1,72 @@
+"""Find an official data set in a folder, in whichever form it is there."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from fedlesam.data.formats import cifar, folders, idx, parquet
+from fedlesam.data.official import Official, fetch_hint
+from fedlesam.data.source import Source
+
+DEFAULT_DIR = Path("data")
+PACKAGED = Path("/usr/share/datasets")
+"""Where Debian's dataset packages install; looked at when no folder is given."""
+
+_TORCHVISION = {"mnist": "MNIST/raw", "fashion-mnist": "FashionMNIST/raw"}
+
+
+def roots(known: Official, data_dir: Path | None) -> list[Path]:
+    """The folders that are looked at, in order."""
+    folder = (data_dir if data_dir is not None else DEFAULT_DIR).expanduser()
+    found = [folder, folder / known.name]
+    if known.name in _TORCHVISION:
+        found += [folder / "raw", folder / _TORCHVISION[known.name]]
+    return found + ([PACKAGED / known.name] if data_dir is None else [])
+
+
+def _forms(known: Official, places: list[Path]) -> Iterator[Source]:
+    """Official files before parquet before class folders."""
+    for reader in (cifar if known.name.startswith("cifar") else idx, parquet, folders):
+        found = [source for root in places for source in reader.find(known, root)]
+        yield from sorted(found, key=lambda source: source.form.startswith("binary"))
+
+
+def find(known: Official, data_dir: Path | None) -> Source:
+    """The preferred complete form, or a ValueError that lists what was looked for where."""
+    places = roots(known, data_dir)
+    partial: Source | None = None
+    for source in _forms(known, places):
+        if not source.missing:
+            return source
+        partial = partial or source
+    folder = data_dir if data_dir is not None else DEFAULT_DIR
+    if partial is not None:
+        names = ", ".join(map(str, partial.missing[:5])) + (", ..." if len(partial.missing) > 5 else "")
+        raise ValueError(
+            f"{known.name}: the {partial.form} in {partial.root} is incomplete: missing {names}; "
+            f"{fetch_hint(known.name, folder)}"
+        )
+    raise ValueError(
+        f"{known.name}: not found in {', '.join(map(str, places))} (looked for {looked_for(known)}); "
+        f"{fetch_hint(known.name, folder)}"
+    )
+
+
+def alternatives(known: Official, data_dir: Path | None) -> list[Source]:
+    """Every complete form that is there, the one that `find` takes first."""
+    found: list[Source] = []
+    try:
+        for source in _forms(known, roots(known, data_dir)):
+            found += [] if source.missing else [source]
+    except ValueError:
+        if not found:
+            raise
+    return found
+
+
+def looked_for(known: Official) -> str:
+    if known.name.startswith("cifar"):
+        count = known.name.removeprefix("cifar")
+        packed = f"cifar-{count}-python.tar.gz, cifar-{count}-binary.tar.gz or their folders"
+    else:
+        packed = " ".join(name.removesuffix(".gz") for name in known.fetched) + ", gzipped or not"
+    return f"{packed}; train.parquet and test.parquet; train/CLASS/image and test/CLASS/image"

@@ -1,0 +1,104 @@
+"""Class folders of images: ROOT/train/CLASS/image and ROOT/test/CLASS/image."""
+
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from fedlesam.data.formats import images
+from fedlesam.data.official import Official
+from fedlesam.data.source import Arrays, Source, check_all_classes, read_bytes
+
+Listing = dict[str, list[Path]]
+"""class -> its images, both in the order of their names"""
+
+
+def listing(part: Path) -> Listing:
+    """Hidden files and files that are not images by their suffix are passed over; a folder in a class is refused."""
+    if not part.is_dir():
+        raise ValueError(f"{part}: no such folder; expected {part.parent}/train/CLASS/image and test/CLASS/image")
+    classes: Listing = {}
+    for folder in sorted(part.iterdir()):
+        if folder.name.startswith(".") or not folder.is_dir():
+            continue
+        entries = sorted(entry for entry in folder.iterdir() if not entry.name.startswith("."))
+        nested = next((entry for entry in entries if entry.is_dir()), None)
+        if nested is not None:
+            raise ValueError(f"{nested}: a folder inside a class; put its images into {folder}")
+        classes[folder.name] = [entry for entry in entries if entry.suffix.lower() in images.SUFFIXES]
+        if not classes[folder.name]:
+            kinds = " ".join(images.SUFFIXES)
+            raise ValueError(f"{folder}: a class without images ({kinds}); add some or remove the folder")
+    if not classes:
+        raise ValueError(f"{part}: holds no class folders; expected {part}/CLASS/image")
+    return classes
+
+
+def _shape(parts: list[Listing]) -> tuple[int, int, int]:
+    """Of all images: grey only if every one is. A ValueError names the first of another size."""
+    first: tuple[Path, images.Header] | None = None
+    grey = True
+    for path in (path for part in parts for paths in part.values() for path in paths):
+        found = images.header(read_bytes(path), str(path))
+        grey = grey and found.grey
+        if first is None:
+            first = path, found
+        elif found[:2] != first[1][:2]:
+            raise ValueError(
+                f"{path}: the image is {found.width} x {found.height}, but {first[0]} is {first[1].width} x "
+                f"{first[1].height}; all images must have the same size, resize them first"
+            )
+    assert first is not None
+    return 1 if grey else 3, first[1].height, first[1].width
+
+
+def _read(part: Listing, numbers: dict[str, int], shape: tuple[int, int, int]) -> tuple[np.ndarray, np.ndarray]:  # type: ignore[type-arg]
+    paths = [(path, numbers[name]) for name in sorted(part, key=numbers.__getitem__) for path in part[name]]
+    x = np.empty((len(paths), *shape), np.uint8)
+    for row, (path, _) in zip(x, paths, strict=True):
+        row[...] = images.decode(read_bytes(path), shape, str(path))
+    return x, np.array([number for _, number in paths], np.int64)
+
+
+def _decode(root: Path, train: Listing, test: Listing) -> Arrays:
+    classes = tuple(train)
+    numbers = {name: number for number, name in enumerate(classes)}
+    foreign = sorted(set(test) - set(train))
+    if foreign:
+        raise ValueError(f"{root / 'test' / foreign[0]}: a class that {root / 'train'} does not have")
+    shape = _shape([train, test])
+    return Arrays(*_read(train, numbers, shape), *_read(test, numbers, shape), classes)
+
+
+def _decode_official(known: Official, root: Path, train: Listing, test: Listing) -> Arrays:
+    numbers = {name: number for number, name in enumerate(known.classes)}
+    numbers |= {str(number): number for number in range(len(known.classes))}
+    numbers |= {name.replace("/", "_"): number for name, number in list(numbers.items())}
+    for part, found in (("train", train), ("test", test)):
+        foreign = sorted(set(found) - set(numbers))
+        if foreign:
+            raise ValueError(
+                f"{root / part / foreign[0]}: not a class of {known.name} ({', '.join(known.classes[:10])}"
+                f"{', ...' if len(known.classes) > 10 else ''}); for other classes use --data folder:{root}"
+            )
+    arrays = Arrays(*_read(train, numbers, known.shape), *_read(test, numbers, known.shape), known.classes)
+    return check_all_classes(arrays, str(root / "train"))
+
+
+def _files(*parts: Listing) -> tuple[Path, ...]:
+    return tuple(path for part in parts for paths in part.values() for path in paths)
+
+
+def source(root: Path) -> Source:
+    """Any class-folder data set: its classes are its training folders, in the order of their names."""
+    train, test = listing(root / "train"), listing(root / "test")
+    return Source("folder", "class folders", root, _files(train, test), partial(_decode, root, train, test))
+
+
+def find(known: Official, root: Path) -> list[Source]:
+    """Class folders of an official data set, named by its classes or by their numbers."""
+    if not ((root / "train").is_dir() and (root / "test").is_dir()):
+        return []
+    train, test = listing(root / "train"), listing(root / "test")
+    decode = partial(_decode_official, known, root, train, test)
+    return [Source(known.name, "class folders", root, _files(train, test), decode)]

@@ -1,0 +1,72 @@
+"""The idx files of MNIST and Fashion-MNIST, gzipped or not."""
+
+import math
+import struct
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedlesam.data.archive import plain_bytes
+from fedlesam.data.official import Official
+from fedlesam.data.source import Arrays, Source, check_all_classes, check_labels
+
+BYTES = 8
+"""The code for unsigned bytes, the only element type of these files."""
+
+PARTS = ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1")
+
+
+def parse(data: bytes, dimensions: int, where: str) -> npt.NDArray[np.uint8]:
+    """The array in an idx file, whose header must agree with its length to the byte."""
+    header = 4 + 4 * dimensions
+    magic = bytes((0, 0, BYTES, dimensions))
+    if data[:4] != magic:
+        raise ValueError(
+            f"{where}: starts with {data[:4].hex(' ')!r}, expected {magic.hex(' ')!r} (bytes in {dimensions} "
+            "dimensions); not this kind of file, or damaged"
+        )
+    if len(data) < header:
+        raise ValueError(f"{where}: ends inside its header; truncated, get it again")
+    shape = struct.unpack(f">{dimensions}I", data[4:header])
+    if len(data) - header != math.prod(shape):
+        raise ValueError(
+            f"{where}: holds {len(data) - header:,} values, but its header says {' x '.join(map(str, shape))}; "
+            "truncated or damaged, get it again"
+        )
+    return np.frombuffer(data, np.uint8, offset=header).reshape(shape)
+
+
+def _part(known: Official, images: Path, labels: Path) -> tuple[Any, Any]:
+    x = parse(plain_bytes(images), 3, str(images))
+    y = parse(plain_bytes(labels), 1, str(labels)).astype(np.int64)
+    if x.shape[1:] != known.shape[1:]:
+        raise ValueError(f"{images}: images of {x.shape[1:]}, expected {known.shape[1:]}; this is not {known.name}")
+    if len(x) != len(y) or not len(x):
+        raise ValueError(
+            f"{images}: {len(x)} images, but {labels.name} has {len(y)} labels; they do not belong together"
+        )
+    check_labels(y, len(known.classes), str(labels))
+    return x[:, None], y
+
+
+def _decode(known: Official, files: tuple[Path, ...]) -> Arrays:
+    arrays = Arrays(*_part(known, *files[:2]), *_part(known, *files[2:]), known.classes)
+    return check_all_classes(arrays, str(files[1]))
+
+
+def _names(part: str) -> list[str]:
+    dotted = part.replace("-idx", ".idx")
+    return [f"{stem}-ubyte{suffix}" for stem in (part, dotted) for suffix in ("", ".gz")]
+
+
+def find(known: Official, root: Path) -> list[Source]:
+    """The four files in `root`, each in any of its spellings."""
+    chosen = [next((root / name for name in _names(part) if (root / name).is_file()), None) for part in PARTS]
+    if not any(chosen):
+        return []
+    files = tuple(path or root / f"{part}-ubyte.gz" for path, part in zip(chosen, PARTS, strict=True))
+    missing = tuple(path for path in files if not path.is_file())
+    return [Source(known.name, "idx files", root, files, partial(_decode, known, files), missing)]

@@ -1,0 +1,70 @@
+"""Single image files: PNG, JPEG and their like."""
+
+import io
+from typing import NamedTuple
+
+import numpy as np
+from PIL import Image
+
+from fedlesam.data.source import Pixels
+
+FORMATS = ("PNG", "JPEG", "BMP", "WEBP", "GIF", "PPM", "TIFF")
+SUFFIXES = (".png", ".jpg", ".jpeg", ".jpe", ".bmp", ".webp", ".gif", ".ppm", ".pgm", ".tif", ".tiff")
+LARGEST = 2**26
+"""Pixels of one image; no larger one is decoded."""
+
+
+class _Refused(ValueError):
+    """Readable, but not wanted."""
+
+
+class Header(NamedTuple):
+    width: int
+    height: int
+    grey: bool
+
+
+def header(data: bytes, where: str) -> Header:
+    """Size and kind, without decoding the pixels."""
+    try:
+        with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+            return _checked(image, where)
+    except _Refused:
+        raise
+    except Exception as error:  # Pillow raises whatever a damaged file provokes
+        raise _spoilt(where, error) from error
+
+
+def decode(data: bytes, shape: tuple[int, int, int], where: str) -> Pixels:
+    """The pixels as channels x height x width, grey or colour as `shape` asks; transparency is dropped."""
+    channels, height, width = shape
+    mode = "L" if channels == 1 else "RGB"
+    try:
+        with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+            found = _checked(image, where)
+            if (found.height, found.width) != (height, width):
+                raise _Refused(
+                    f"{where}: the image is {found.width} x {found.height}, expected {width} x {height}; "
+                    "all images must have the same size, resize them first"
+                )
+            opaque = image.convert("RGBA") if image.mode == "P" and "transparency" in image.info else image
+            raw = (opaque if opaque.mode == mode else opaque.convert(mode)).tobytes()
+    except _Refused:
+        raise
+    except Exception as error:
+        raise _spoilt(where, error) from error
+    return np.frombuffer(raw, np.uint8).reshape(height, width, channels).transpose(2, 0, 1)
+
+
+def _checked(image: Image.Image, where: str) -> Header:
+    (width, height), mode = image.size, image.mode
+    if width * height > LARGEST:
+        raise _Refused(f"{where}: an image of {width} x {height} pixels; more than {LARGEST:,} are refused")
+    if mode.startswith(("I", "F")):
+        raise _Refused(f"{where}: an image with more than 8 bits per value (mode {mode}); convert it to 8 bits")
+    return Header(width, height, mode in ("1", "L", "LA"))
+
+
+def _spoilt(where: str, error: Exception) -> ValueError:
+    reason = str(error).split(" <_io")[0] or type(error).__name__
+    return ValueError(f"{where}: does not decode as an image ({reason}); replace or remove it")

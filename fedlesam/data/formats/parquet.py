@@ -1,0 +1,111 @@
+"""Parquet files as data hubs store image sets: a column of image bytes and a column of class numbers."""
+
+import re
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedlesam.data.formats import images
+from fedlesam.data.official import Official, fetch_hint
+from fedlesam.data.source import Arrays, Labels, Pixels, Source, check_all_classes, check_labels, read_bytes
+
+IMAGE_COLUMNS = ("img", "image")
+SHARD = re.compile(r".*-(\d+)-of-(\d+)\.parquet")
+ROWS = 1000
+"""Read at a time."""
+
+
+def _pyarrow() -> Any:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise ValueError("parquet files need pyarrow: pip install 'fedlesam[parquet]'") from error
+    return pyarrow
+
+
+def _column(names: list[str], wanted: tuple[str, ...], path: Path) -> str:
+    for name in wanted:
+        if name in names:
+            return name
+    raise ValueError(f"{path}: has no column {' or '.join(map(repr, wanted))}; its columns are {', '.join(names)}")
+
+
+def _file(known: Official, path: Path) -> tuple[Pixels, Labels]:
+    arrow = _pyarrow()
+    label_columns = ("fine_label", "label") if known.name == "cifar100" else ("label",)
+    try:
+        with arrow.parquet.ParquetFile(arrow.BufferReader(read_bytes(path)), page_checksum_verification=True) as file:
+            names = file.schema_arrow.names
+            image, label = _column(names, IMAGE_COLUMNS, path), _column(names, label_columns, path)
+            _check_types(arrow, file.schema_arrow, image, label, path)
+            x = np.empty((file.metadata.num_rows, *known.shape), np.uint8)
+            y = np.empty(len(x), np.int64)
+            row = 0
+            for batch in file.iter_batches(ROWS, columns=[image, label], use_threads=False):
+                for packed, number in zip(batch[image].to_pylist(), batch[label].to_pylist(), strict=True):
+                    data = packed.get("bytes") if isinstance(packed, dict) else packed
+                    if data is None or number is None:
+                        empty = label if number is None else image
+                        raise ValueError(f"{path}, row {row}: column {empty!r} is empty; images must be in the file")
+                    x[row] = images.decode(data, known.shape, f"{path}, row {row}")
+                    y[row] = number
+                    row += 1
+    except (arrow.ArrowException, OSError, OverflowError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ValueError(f"{path}: not a readable parquet file ({reason}); truncated or damaged") from error
+    if row != len(x):
+        raise ValueError(f"{path}: holds {row} of {len(x)} rows; truncated or damaged")
+    check_labels(y, len(known.classes), str(path))
+    return x, y
+
+
+def _check_types(arrow: Any, schema: Any, image: str, label: str, path: Path) -> None:
+    kind = schema.field(image).type
+    inner = [kind.field(i) for i in range(kind.num_fields)] if arrow.types.is_struct(kind) else []
+    data = next((field.type for field in inner if field.name == "bytes"), kind)
+    if not (arrow.types.is_binary(data) or arrow.types.is_large_binary(data)):
+        raise ValueError(f"{path}: column {image!r} is {kind}; expected encoded images, struct<bytes: binary, ...>")
+    if not arrow.types.is_integer(schema.field(label).type):
+        raise ValueError(f"{path}: column {label!r} is {schema.field(label).type}; expected whole numbers")
+
+
+def _decode(known: Official, train: tuple[Path, ...], test: tuple[Path, ...]) -> Arrays:
+    parts: list[Any] = []
+    for paths in (train, test):
+        read = [_file(known, path) for path in paths]
+        x, y = read[0] if len(read) == 1 else (np.concatenate(part) for part in zip(*read, strict=True))
+        if not len(x):
+            raise ValueError(f"{paths[0]}: holds no rows; {fetch_hint(known.name, paths[0].parent)}")
+        parts += [x, y]
+    return check_all_classes(Arrays(*parts, known.classes), str(train[0]))
+
+
+def _shards(folder: Path, part: str) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
+    """The files of a part, and those that their numbering says are missing."""
+    whole = folder / f"{part}.parquet"
+    if whole.is_file():
+        return (whole,), ()
+    found = tuple(sorted(folder.glob(f"{part}-*.parquet")))
+    numbered = [match for path in found if (match := SHARD.fullmatch(path.name))]
+    count = max((int(match[2]) for match in numbered), default=0)
+    if count > 10_000 or not numbered:
+        return found, ()
+    wanted = [folder / f"{part}-{i:05d}-of-{count:05d}.parquet" for i in range(count)]
+    return found, tuple(path for path in wanted if path not in found)
+
+
+def find(known: Official, root: Path) -> list[Source]:
+    """Parquet files in `root`, or in the folders the hubs put them in."""
+    sources = []
+    for folder in (root, root / "data", root / "plain_text"):
+        (train, gaps), (test, test_gaps) = _shards(folder, "train"), _shards(folder, "test")
+        missing = (*gaps, *test_gaps)
+        if train or test:
+            missing += () if train else (folder / "train.parquet",)
+            missing += () if test else (folder / "test.parquet",)
+            decode = partial(_decode, known, train, test)
+            sources.append(Source(known.name, "parquet", root, (*train, *test), decode, missing))
+    return sources

@@ -1,0 +1,215 @@
+"""How the training samples are divided over clients. Every scheme ends, or refuses with the reason."""
+
+import hashlib
+import heapq
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+Indices = NDArray[np.int64]
+Counts = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Split:
+    """The samples of every client, by their number in the training set."""
+
+    scheme: str
+    clients: list[Indices]
+    samples: int
+    """In the training set."""
+    drawn: NDArray[np.float64] | None = field(default=None, compare=False)
+    """Clients x classes: the proportions drawn, where the scheme draws some."""
+
+    @property
+    def sizes(self) -> Counts:
+        return np.array([len(client) for client in self.clients])
+
+    @property
+    def repeats(self) -> int:
+        """Samples given out again, to another client or the same."""
+        return int(self.sizes.sum()) - len(np.unique(np.concatenate(self.clients)))
+
+    @property
+    def dropped(self) -> int:
+        """Training samples that no client has."""
+        return self.samples - len(np.unique(np.concatenate(self.clients)))
+
+    def class_counts(self, labels: Indices, classes: int) -> Counts:
+        return np.stack([np.bincount(labels[client], minlength=classes) for client in self.clients])
+
+    def deviation(self, labels: Indices) -> float | None:
+        """Mean over clients of the total variation between the drawn class proportions and those handed out."""
+        if self.drawn is None:
+            return None
+        handed = self.class_counts(labels, self.drawn.shape[1]) / self.sizes[:, None]
+        return float(np.abs(handed - self.drawn).sum(1).mean() / 2)
+
+    @property
+    def hash(self) -> str:
+        digest = hashlib.sha256(self.sizes.astype("<i8").tobytes())
+        digest.update(np.concatenate(self.clients).astype("<i8").tobytes())
+        return digest.hexdigest()
+
+
+def equal_size(samples: int, clients: int) -> int:
+    """The number of samples each of `clients` gets when all get the same."""
+    if clients > samples:
+        raise ValueError(f"{clients} clients are more than the {samples} training samples: every client needs one")
+    return samples // clients
+
+
+def iid(labels: Indices, clients: int, draw: np.random.Generator) -> Split:
+    size = equal_size(len(labels), clients)
+    order = draw.permutation(len(labels))[: size * clients]
+    return Split("iid", [np.sort(part) for part in np.split(order, clients)], len(labels))
+
+
+def pooled(labels: Indices, clients: int, draw: np.random.Generator) -> Split:
+    """One client with everything: centralised training."""
+    if clients != 1:
+        raise ValueError(
+            f"the split pooled has 1 client, got {clients}: leave the number of clients out or set it to 1"
+        )
+    return Split("pooled", [np.arange(len(labels))], len(labels))
+
+
+def dirichlet(labels: Indices, clients: int, draw: np.random.Generator, *, beta: float, repeat: bool = False) -> Split:
+    """Equal sizes; each client's class proportions are one draw from Dirichlet(beta, ..., beta) over the classes.
+
+    The convention of the paper. With `repeat` a class that runs out is refilled, as in the baselines' code, so that
+    samples stand with several clients; without, a client whose class is used up draws from its other classes.
+    """
+    size = equal_size(len(labels), clients)
+    supply = np.bincount(labels)
+    present = np.flatnonzero(supply)
+    proportions = np.zeros((clients, len(supply)))
+    proportions[:, present] = _proportions(draw, beta, len(present), clients)
+    if repeat:
+        counts = draw.multinomial(size, proportions)
+        return Split(f"dirichlet:{beta:g},repeat", _deal_refilled(labels, counts, draw), len(labels), proportions)
+    counts = _within_supply(size, proportions, supply, draw)
+    return Split(f"dirichlet:{beta:g}", _deal(labels, counts, draw), len(labels), proportions)
+
+
+def dirichlet_by_class(labels: Indices, clients: int, draw: np.random.Generator, *, beta: float) -> Split:
+    """Unequal sizes: each class is divided over the clients by one draw from Dirichlet(beta, ..., beta) over clients.
+
+    A client that comes away with nothing takes one sample from the largest client of that moment.
+    """
+    equal_size(len(labels), clients)
+    supply = np.bincount(labels)
+    counts = np.stack([draw.multinomial(n, _proportions(draw, beta, clients, 1)[0]) for n in supply], axis=1)
+    largest = [(-int(size), i) for i, size in enumerate(counts.sum(1))]
+    heapq.heapify(largest)
+    for empty in np.flatnonzero(counts.sum(1) == 0):
+        size, giver = heapq.heappop(largest)
+        given = int(counts[giver].argmax())
+        counts[giver, given] -= 1
+        counts[empty, given] += 1
+        heapq.heappush(largest, (size + 1, giver))
+    return Split(f"dirichlet-by-class:{beta:g}", _deal(labels, counts, draw), len(labels))
+
+
+def pathological(labels: Indices, clients: int, draw: np.random.Generator, *, a: int, repeat: bool = False) -> Split:
+    """Every client has exactly `a` classes, and the same number of samples of each of them as every other client."""
+    supply = np.bincount(labels)
+    classes = int((supply > 0).sum())
+    if a > classes:
+        raise ValueError(f"pathological:{a} gives every client {a} classes, but the data set has only {classes}")
+    users = np.zeros(len(supply), dtype=np.int64)
+    holds = np.zeros((clients, len(supply)), dtype=np.int64)
+    for i in draw.permutation(clients):
+        # the classes with the most samples left per client, ties at random: the balance keeps equal shares large
+        roomiest = np.lexsort((draw.random(len(supply)), -supply / (users + 1)))
+        if repeat:
+            roomiest = draw.permutation(np.flatnonzero(supply))
+        holds[i, roomiest[:a]] = 1
+        users += holds[i]
+    if repeat:
+        share = max(1, len(labels) // clients // a)
+        return Split(f"pathological:{a},repeat", _deal_refilled(labels, holds * share, draw), len(labels))
+    share = int((supply[users > 0] // users[users > 0]).min())
+    if share == 0:
+        raise ValueError(
+            f"pathological:{a} cannot serve {clients} clients with {len(labels)} samples of {classes} classes: "
+            f"a class would have more clients than samples; at most about {len(labels) // a} clients, or allow "
+            f"samples to repeat with pathological:{a},repeat"
+        )
+    return Split(f"pathological:{a}", _deal(labels, holds * share, draw), len(labels))
+
+
+def by_owner(owners: Sequence[object], scheme: str) -> Split:
+    """A natural partition: samples with the same owner are one client, in the owners' sorted order."""
+    names, owner = np.unique(np.asarray(owners), return_inverse=True)
+    order = np.argsort(owner, kind="stable")
+    return Split(scheme, np.split(order, np.cumsum(np.bincount(owner, minlength=len(names)))[:-1]), len(owner))
+
+
+def own(labels: Indices, clients: int, seed: int, make: Callable[..., Sequence[Indices]], scheme: str) -> Split:
+    """A user's `make(labels, clients, seed)`, which returns the sample numbers of every client."""
+    parts = [np.asarray(part, dtype=np.int64).reshape(-1) for part in make(labels, clients, seed)]
+    if not parts:
+        raise ValueError(f"split {scheme}: returned no clients")
+    for i, part in enumerate(parts):
+        if len(part) == 0:
+            raise ValueError(f"split {scheme}: client {i} has no samples")
+        if part.min() < 0 or part.max() >= len(labels):
+            raise ValueError(f"split {scheme}: client {i} has sample {part.max()}, outside 0 to {len(labels) - 1}")
+    return Split(scheme, parts, len(labels))
+
+
+def _proportions(draw: np.random.Generator, beta: float, over: int, times: int) -> NDArray[np.float64]:
+    """Rows that sum to one. A draw so concentrated that it underflows is the limit: all mass on one entry."""
+    drawn = draw.dirichlet(np.full(over, beta), times) if over > 1 else np.ones((times, 1))
+    total = drawn.sum(1)
+    for row in np.flatnonzero(~(np.isfinite(total) & (total > 0))):
+        drawn[row] = np.eye(over)[draw.integers(over)]
+    return np.asarray(drawn / drawn.sum(1, keepdims=True))
+
+
+def _within_supply(size: int, proportions: NDArray[np.float64], supply: Counts, draw: np.random.Generator) -> Counts:
+    """How many samples of each class each client gets: as drawn while there are some, all clients served at once.
+
+    Every turn either fills all clients or uses up a class, so it ends.
+    """
+    counts = np.zeros(proportions.shape, dtype=np.int64)
+    left = supply.astype(np.int64)
+    while True:
+        missing = size - counts.sum(1)
+        open_ = np.flatnonzero(missing)
+        if len(open_) == 0:
+            return counts
+        wish = proportions[open_] * (left > 0)
+        hopeless = wish.sum(1) < 1e-12
+        wish[hopeless] = left
+        wanted = draw.multinomial(missing[open_], wish / wish.sum(1, keepdims=True))
+        for c in np.flatnonzero(wanted.sum(0) > left):
+            wanted[:, c] = draw.multivariate_hypergeometric(wanted[:, c], left[c], method="marginals")
+        counts[open_] += wanted
+        left -= wanted.sum(0)
+
+
+def _deal(labels: Indices, counts: Counts, draw: np.random.Generator) -> list[Indices]:
+    """Hand out each class's samples in a random order, `counts` (clients x classes) of them, none twice."""
+    return _hand_out([draw.permutation(np.flatnonzero(labels == c)) for c in range(counts.shape[1])], counts)
+
+
+def _deal_refilled(labels: Indices, counts: Counts, draw: np.random.Generator) -> list[Indices]:
+    """The same, with a class shuffled and started again when it is used up."""
+    decks = []
+    for c, wanted in enumerate(counts.sum(0)):
+        samples = np.flatnonzero(labels == c)
+        turns = -(-int(wanted) // max(1, len(samples)))
+        decks.append(np.concatenate([draw.permutation(samples) for _ in range(max(1, turns))]))
+    return _hand_out(decks, counts)
+
+
+def _hand_out(decks: list[Indices], counts: Counts) -> list[Indices]:
+    ends = np.cumsum(counts, axis=0)
+    return [
+        np.concatenate([deck[end - count : end] for deck, end, count in zip(decks, ends[i], counts[i], strict=True)])
+        for i in range(len(counts))
+    ]

@@ -1,0 +1,50 @@
+"""A network by the text a user types, e.g. `resnet18:width=16,norm=batch`."""
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from fedlesam import seeds
+from fedlesam.models.resnet import resnet18
+from fedlesam.models.small import Shape, cnn, lenet, mlp
+from fedlesam.names import imported, unknown
+
+MODELS: dict[str, Callable[..., nn.Module]] = {"mlp": mlp, "cnn": cnn, "lenet": lenet, "resnet18": resnet18}
+
+
+def make_model(spec: str, shape: Shape, classes: int, seed: int) -> nn.Module:
+    """`module:callable` is called with those of `shape` and `classes` that it takes."""
+    with seeds.untouched(torch.device("cpu")):
+        torch.manual_seed(seeds.derive(seed, "model"))
+        name, _, options = spec.partition(":")
+        if name in MODELS:
+            try:
+                return MODELS[name](shape, classes, **_options(spec, options, MODELS[name]))
+            except (RuntimeError, ZeroDivisionError) as error:
+                raise ValueError(f"model {spec}: cannot be made for inputs of shape {shape}: {error}") from error
+        if not options:
+            raise unknown("model", spec, [*MODELS, "module:callable"])
+        make = imported("model", spec)
+        if not callable(make):
+            raise ValueError(f"model {spec}: expected a callable that makes an nn.Module, got {make!r}")
+        takes = inspect.signature(make).parameters
+        model = make(**{key: value for key, value in (("shape", shape), ("classes", classes)) if key in takes})
+        if not isinstance(model, nn.Module):
+            raise ValueError(f"model {spec}: must make an nn.Module, got {type(model).__name__}")
+        return model
+
+
+def _options(spec: str, text: str, make: Callable[..., nn.Module]) -> dict[str, Any]:
+    known = [name for name in inspect.signature(make).parameters if name not in ("shape", "classes")]
+    options: dict[str, Any] = {}
+    for item in filter(None, text.split(",")):
+        key, _, value = item.partition("=")
+        if key not in known:
+            raise ValueError(f"model {spec}: unknown option {key!r}; it takes {', '.join(known) or 'none'}")
+        options[key] = int(value) if value.isdecimal() else value
+        if key != "norm" and not value.isdecimal():
+            raise ValueError(f"model {spec}: {key} must be a whole number, got {value!r}")
+    return options

@@ -1,0 +1,56 @@
+"""Small networks for CPUs. Their sizes follow the data."""
+
+from torch import nn
+
+Shape = tuple[int, int, int]
+"""channels, height, width"""
+
+
+def mlp(shape: Shape, classes: int, hidden: int = 64) -> nn.Module:
+    """One hidden layer."""
+    inputs = shape[0] * shape[1] * shape[2]
+    return nn.Sequential(nn.Flatten(), nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, classes))
+
+
+def cnn(shape: Shape, classes: int, width: int = 16) -> nn.Module:
+    """Three 3x3 convolutions with GroupNorm and a linear head on the mean over the picture."""
+
+    def block(inputs: int, outputs: int, *more: nn.Module) -> list[nn.Module]:
+        return [nn.Conv2d(inputs, outputs, 3, padding=1, bias=False), nn.GroupNorm(2, outputs), nn.ReLU(), *more]
+
+    return nn.Sequential(
+        *block(shape[0], width, nn.MaxPool2d(2, ceil_mode=True)),
+        *block(width, 2 * width, nn.MaxPool2d(2, ceil_mode=True)),
+        *block(2 * width, 4 * width, nn.AdaptiveAvgPool2d(1)),
+        nn.Flatten(),
+        nn.Linear(4 * width, classes),
+    )
+
+
+def lenet(shape: Shape, classes: int) -> nn.Module:
+    """The LeNet of the federated literature (Acar et al., FedDyn, ICLR 2021): two 5x5 convolutions of 64, 384, 192.
+
+    Pictures below 16 pixels are padded in the convolutions, which would otherwise have nothing left.
+    """
+    channels, height, width = shape
+    padding = 2 if min(height, width) < 16 else 0
+
+    def after(pixels: int) -> int:
+        for _ in range(2):
+            pixels = (pixels + 2 * padding - 4) // 2
+        return pixels
+
+    return nn.Sequential(
+        nn.Conv2d(channels, 64, 5, padding=padding),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(64, 64, 5, padding=padding),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(64 * after(height) * after(width), 384),
+        nn.ReLU(),
+        nn.Linear(384, 192),
+        nn.ReLU(),
+        nn.Linear(192, classes),
+    )
