@@ -80,7 +80,7 @@ def fingerprint(arrays: Arrays) -> str:
     total = hashlib.sha256(json.dumps(arrays.classes).encode())
     for name, array in arrays.named().items():
         total.update(f"{name}{array.dtype.str}{array.shape}".encode())
-        total.update(memoryview(np.ascontiguousarray(array)).cast("B"))
+        total.update(np.ascontiguousarray(array).data.cast("B"))
     return total.hexdigest()
 
 

@@ -1,12 +1,14 @@
 """What a name and a folder stand for: the form that was found, its files, and how many images of which class."""
 
+import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
+from fedlesam.data.archive import plain_bytes
 from fedlesam.data.catalogue import EMBEDDED, from_source, is_own, load, source_of
 from fedlesam.data.dataset import DataSet
 from fedlesam.data.find import alternatives
-from fedlesam.data.official import OFFICIAL
+from fedlesam.data.official import OFFICIAL, Official
 from fedlesam.data.source import Source, file_digest
 
 SHOWN = 8
@@ -47,7 +49,7 @@ class Check:
         lines += [f"and {len(self.files) - SHOWN:,} more files"] if len(self.files) > SHOWN else []
         lines += [f"fingerprint: {self.data.fingerprint}"]
         rows = list(zip(self.data.classes, self.train_counts, self.test_counts, strict=True))
-        if len(set(rows[i][1:] for i in range(len(rows)))) == 1:
+        if len({row[1:] for row in rows}) == 1:
             return [*lines, f"every class: {rows[0][1]:,} training, {rows[0][2]:,} test images"]
         return lines + [f"class {name}: {train:,} training, {test:,} test images" for name, train, test in rows]
 
@@ -68,11 +70,18 @@ def _report(data: DataSet, form: str, source: Source | None, passed_over: tuple[
     counts = [tuple(part.y.bincount(minlength=len(data.classes)).tolist()) for part in (data.train, data.test)]
     known = OFFICIAL.get(data.name)
     files = tuple(
-        FoundFile(path, path.stat().st_size, _official(path, known.md5 if known else {}))
-        for path in (source.files if source else ())
+        FoundFile(path, path.stat().st_size, _official(path, known)) for path in (source.files if source else ())
     )
     return Check(data, form, files, passed_over, source.digest() if source else "", counts[0], counts[1])
 
 
-def _official(path: Path, md5: dict[str, str]) -> bool | None:
-    return file_digest(path, "md5") == md5[path.name] if path.name in md5 else None
+def _official(path: Path, known: Official | None) -> bool | None:
+    """Of a gzipped file the contents count: packagers pack them anew."""
+    if known is None:
+        return None
+    if path.name in known.md5 and file_digest(path, "md5") == known.md5[path.name]:
+        return True
+    plain = known.plain_md5.get(path.name.removesuffix(".gz").replace(".idx", "-idx"))
+    if plain is not None:
+        return hashlib.md5(plain_bytes(path), usedforsecurity=False).hexdigest() == plain
+    return False if path.name in known.md5 else None

@@ -18,6 +18,8 @@ ROWS = 20
 """Classes in a column of the sheet."""
 CLASSES = 100
 """At most on a sheet; the title says so."""
+ROW, LABEL, TITLE, MARGIN = 0.55, 1.4, 0.4, 0.1
+"""Inches: height of a row, width of the class names, height of the title, space at the right and below."""
 NAME = 18
 """Letters of a class name."""
 
@@ -28,26 +30,26 @@ def contact_sheet(data: DataSet, path: Path, per_class: int = 10) -> Path:
     columns = math.ceil(shown / ROWS)
     rows = math.ceil(shown / columns)
     _, height, width = data.shape
-    row_height = 0.55
-    strip = min(row_height * per_class * width / height, 12)
-    figure = Figure(figsize=(columns * (strip + 1.6) + 0.2, rows * row_height + 0.6), dpi=100, layout="constrained")
+    strip = min(ROW * per_class * width / height, 12)
+    page = (columns * (LABEL + strip) + MARGIN, rows * ROW + TITLE + MARGIN)
+    figure = Figure(figsize=page, dpi=100)
     FigureCanvasAgg(figure)
-    axes = figure.subplots(rows, columns, squeeze=False)
-    for axis in axes.flat:
-        axis.set_axis_off()
     numbers = torch.bincount(data.train.y, minlength=len(data.classes)).tolist()
     for number in range(shown):
-        axis = axes[number % rows, number // rows]
-        axis.imshow(_strip(data, number, per_class), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
+        left, top = (number // rows) * (LABEL + strip) + LABEL, TITLE + (number % rows) * ROW
+        bottom = page[1] - top - ROW
+        axis = figure.add_axes((left / page[0], bottom / page[1], strip / page[0], 0.94 * ROW / page[1]))
+        axis.set_axis_off()
+        axis.imshow(_strip(data, number, per_class), vmin=0, vmax=1, interpolation="nearest", aspect="equal")
         axis.text(
-            -0.01, 0.5, f"{_short(data.classes[number])}\n{numbers[number]:,}",
+            -0.05 / strip, 0.5, f"{_short(data.classes[number])}\n{numbers[number]:,}",
             transform=axis.transAxes, ha="right", va="center", fontsize=8, parse_math=False,
         )  # fmt: skip
     channels = data.shape[0]
     title = f"{data.name}: {len(data.train):,} training images, {channels} x {height} x {width}"
     if shown < len(data.classes):
         title += f"; the first {shown} of {len(data.classes)} classes"
-    figure.suptitle(title, fontsize=10, parse_math=False)
+    figure.text(0.5, 1 - TITLE / 2 / page[1], title, ha="center", va="center", fontsize=10, parse_math=False)
     return _write(figure, Path(path))
 
 

@@ -13,7 +13,7 @@ class Images:
     """Raw samples, possibly memory-mapped."""
 
     x: Tensor
-    """uint8, samples x channels x height x width"""
+    """samples x channels x height x width; uint8, or float32 for a user's own data"""
     y: Tensor
     """int64 class numbers"""
 
@@ -35,7 +35,7 @@ class DataSet:
     augment: Augment | None = field(default=None, compare=False)
     """For training only, on normalised batches; the protocol of the paper where it has one."""
     fingerprint: str = ""
-    """Of the source files: two data sets with the same one hold the same samples."""
+    """Of the samples: two data sets with the same one hold the same samples in the same order, however stored."""
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -46,7 +46,7 @@ class DataSet:
     def normalise(self, x: Tensor) -> Tensor:
         mean = torch.tensor(self.mean).view(1, -1, 1, 1) * self.scale
         std = torch.tensor(self.std).view(1, -1, 1, 1) * self.scale
-        return x.float().sub_(mean).div_(std)
+        return torch.sub(x, mean).div_(std)
 
     def shard(self, indices: Tensor) -> "Shard":
         """The training samples of one client."""

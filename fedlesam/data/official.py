@@ -1,113 +1,21 @@
 """What is known beforehand about the public data sets: classes, shapes, statistics, files and where they come from."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
-CIFAR100_CLASSES = tuple(
-    [
-        "apple",
-        "aquarium_fish",
-        "baby",
-        "bear",
-        "beaver",
-        "bed",
-        "bee",
-        "beetle",
-        "bicycle",
-        "bottle",
-        "bowl",
-        "boy",
-        "bridge",
-        "bus",
-        "butterfly",
-        "camel",
-        "can",
-        "castle",
-        "caterpillar",
-        "cattle",
-        "chair",
-        "chimpanzee",
-        "clock",
-        "cloud",
-        "cockroach",
-        "couch",
-        "crab",
-        "crocodile",
-        "cup",
-        "dinosaur",
-        "dolphin",
-        "elephant",
-        "flatfish",
-        "forest",
-        "fox",
-        "girl",
-        "hamster",
-        "house",
-        "kangaroo",
-        "keyboard",
-        "lamp",
-        "lawn_mower",
-        "leopard",
-        "lion",
-        "lizard",
-        "lobster",
-        "man",
-        "maple_tree",
-        "motorcycle",
-        "mountain",
-        "mouse",
-        "mushroom",
-        "oak_tree",
-        "orange",
-        "orchid",
-        "otter",
-        "palm_tree",
-        "pear",
-        "pickup_truck",
-        "pine_tree",
-        "plain",
-        "plate",
-        "poppy",
-        "porcupine",
-        "possum",
-        "rabbit",
-        "raccoon",
-        "ray",
-        "road",
-        "rocket",
-        "rose",
-        "sea",
-        "seal",
-        "shark",
-        "shrew",
-        "skunk",
-        "skyscraper",
-        "snail",
-        "snake",
-        "spider",
-        "squirrel",
-        "streetcar",
-        "sunflower",
-        "sweet_pepper",
-        "table",
-        "tank",
-        "telephone",
-        "television",
-        "tiger",
-        "tractor",
-        "train",
-        "trout",
-        "tulip",
-        "turtle",
-        "wardrobe",
-        "whale",
-        "willow_tree",
-        "wolf",
-        "woman",
-        "worm",
-    ]
-)
+CIFAR100_CLASSES = (
+    "apple", "aquarium_fish", "baby", "bear", "beaver", "bed", "bee", "beetle", "bicycle", "bottle", "bowl",
+    "boy", "bridge", "bus", "butterfly", "camel", "can", "castle", "caterpillar", "cattle", "chair", "chimpanzee",
+    "clock", "cloud", "cockroach", "couch", "crab", "crocodile", "cup", "dinosaur", "dolphin", "elephant",
+    "flatfish", "forest", "fox", "girl", "hamster", "house", "kangaroo", "keyboard", "lamp", "lawn_mower",
+    "leopard", "lion", "lizard", "lobster", "man", "maple_tree", "motorcycle", "mountain", "mouse", "mushroom",
+    "oak_tree", "orange", "orchid", "otter", "palm_tree", "pear", "pickup_truck", "pine_tree", "plain", "plate",
+    "poppy", "porcupine", "possum", "rabbit", "raccoon", "ray", "road", "rocket", "rose", "sea", "seal", "shark",
+    "shrew", "skunk", "skyscraper", "snail", "snake", "spider", "squirrel", "streetcar", "sunflower",
+    "sweet_pepper", "table", "tank", "telephone", "television", "tiger", "tractor", "train", "trout", "tulip",
+    "turtle", "wardrobe", "whale", "willow_tree", "wolf", "woman", "worm",
+)  # fmt: skip
 
 FASHION_CLASSES = (
     "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
@@ -128,6 +36,8 @@ class Official:
     """The files that `fetch` gets, each at base_url + its name."""
     md5: dict[str, str]
     """Of every packed file its publishers offer."""
+    plain_md5: dict[str, str] = field(default_factory=dict)
+    """Of what is in the gzipped files, which others pack anew."""
     flip_and_crop: bool = False
     """The paper's augmentation."""
 
@@ -150,7 +60,14 @@ def _cifar(
 
 
 def _mnist(
-    name: str, summary: str, classes: tuple[str, ...], mean: float, std: float, base_url: str, md5: tuple[str, ...]
+    name: str,
+    summary: str,
+    classes: tuple[str, ...],
+    mean: float,
+    std: float,
+    base_url: str,
+    md5: tuple[str, ...],
+    plain_md5: tuple[str, ...],
 ) -> Official:
     files = tuple(f"{part}-{kind}-ubyte.gz" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1"))
     return Official(
@@ -163,6 +80,7 @@ def _mnist(
         base_url=base_url,
         fetched=files,
         md5=dict(zip(files, md5, strict=True)),
+        plain_md5={file.removesuffix(".gz"): value for file, value in zip(files, plain_md5, strict=True)},
     )
 
 
@@ -198,6 +116,12 @@ OFFICIAL = {
                 "9fb629c4189551a2d022fa330f9573f3",
                 "ec29112dd5afa0611ce80d1b7f02629c",
             ),
+            (
+                "6bbc9ace898e44ae57da46a324031adb",
+                "a25bea736e30d166cdddb491f175f624",
+                "2646ac647ad5339dbf082846283269ea",
+                "27ae3e4e09519cfbb04c329615203637",
+            ),
         ),
         _mnist(
             "fashion-mnist",
@@ -211,6 +135,12 @@ OFFICIAL = {
                 "25c81989df183df01b3e8a0aad5dffbe",
                 "bef4ecab320f06d8554ea6380940ec79",
                 "bb300cfdad3c16e7a12a480ee83cd310",
+            ),
+            (
+                "f4a8712d7a061bf5bd6d2ca38dc4d50a",
+                "9018921c3c673c538a1fc5bad174d6f9",
+                "8181f5470baa50b63fa0f6fddb340f0a",
+                "15d484375f8d13e6eb1aabb0c3f46965",
             ),
         ),
     )

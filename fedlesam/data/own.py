@@ -93,7 +93,7 @@ def _check(name: str, data: DataSet) -> None:
     channels = data.train.x.shape[1]
     if len(data.mean) != channels or len(data.std) != channels or not all(value > 0 for value in data.std):
         raise ValueError(
-            f"data {name!r}: mean {data.mean} and std {data.std}; expected one each, std above 0, for {channels} channels"
+            f"data {name!r}: mean {data.mean} and std {data.std}; expected {channels} of each, std above 0"
         )
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-_DTYPES = {"u1": np.uint8, "i4": np.dtype("<i4"), "i8": np.dtype("<i8")}
+_DTYPES: dict[str, np.dtype[Any]] = {"u1": np.dtype("u1"), "i4": np.dtype("<i4"), "i8": np.dtype("<i8")}
 
 
 def _text(value: Any) -> str:
@@ -26,7 +26,7 @@ class _Dtype:
     def __init__(self, code: Any = "", *_: Any) -> None:
         if _text(code) not in _DTYPES:
             raise ValueError(f"holds an array of type {_text(code)!r}; expected one of {', '.join(_DTYPES)}")
-        self.dtype = np.dtype(_DTYPES[_text(code)])
+        self.dtype = _DTYPES[_text(code)]
 
     def __setstate__(self, state: Any) -> None:
         if _text(state[1]) not in ("|", "<", "="):

@@ -18,14 +18,14 @@ FAMILY = {
     name: i
     for i, names in enumerate(
         (
-            ("fedavg", "fedprox"),
-            ("fedlesam", "fedlesam-m"),
-            ("scaffold", "freesam-s"),
-            ("fedsam", "mofedsam"),
-            ("fedlesam-s", "freesam"),
-            ("fedgamma", "fedcm"),
-            ("feddyn", "fedadam", "freesam-d"),
-            ("fedlesam-d", "fedsmoo"),
+            ("fedavg", "freesam-d"),
+            ("fedlesam", "fedadam"),
+            ("scaffold", "freesam"),
+            ("fedsam", "fedlesam-m"),
+            ("fedlesam-s", "fedcm"),
+            ("fedgamma", "fedlesam-d"),
+            ("feddyn", "freesam-s"),
+            ("fedsmoo", "mofedsam", "fedprox"),
         )
     )
     for name in names
@@ -33,11 +33,13 @@ FAMILY = {
 
 
 def style(algorithm: str, taken: list[str]) -> tuple[str, str]:
-    """Colour and line of a method: the same in every picture; a method not of the catalogue gets what is left."""
+    """Colour and line of a method: the same in every picture; a method not of the catalogue gets what is left.
+
+    Perturbations that cost nothing are dashed: they often lie on top of their base.
+    """
     index = FAMILY.get(algorithm, (len(FAMILY) + taken.index(algorithm)) % len(COLOURS))
-    same = [name for name in taken if FAMILY.get(name) == index]
-    dashes = ("-", "--", ":", "-.")
-    return COLOURS[index], dashes[same.index(algorithm) % 4] if algorithm in same else "-"
+    free = "--" if algorithm.startswith("fedlesam") else ":" if algorithm.startswith("freesam") else "-"
+    return COLOURS[index], free
 
 
 def accuracy_curves(runs: list[Run], path: Path, title: str) -> Path:

@@ -7,7 +7,7 @@ import numpy as np
 
 from fedlesam.data.formats import images
 from fedlesam.data.official import Official
-from fedlesam.data.source import Arrays, Source, check_all_classes, read_bytes
+from fedlesam.data.source import Arrays, Labels, Pixels, Source, check_all_classes, read_bytes
 
 Listing = dict[str, list[Path]]
 """class -> its images, both in the order of their names"""
@@ -52,7 +52,7 @@ def _shape(parts: list[Listing]) -> tuple[int, int, int]:
     return 1 if grey else 3, first[1].height, first[1].width
 
 
-def _read(part: Listing, numbers: dict[str, int], shape: tuple[int, int, int]) -> tuple[np.ndarray, np.ndarray]:  # type: ignore[type-arg]
+def _read(part: Listing, numbers: dict[str, int], shape: tuple[int, int, int]) -> tuple[Pixels, Labels]:
     paths = [(path, numbers[name]) for name in sorted(part, key=numbers.__getitem__) for path in part[name]]
     x = np.empty((len(paths), *shape), np.uint8)
     for row, (path, _) in zip(x, paths, strict=True):

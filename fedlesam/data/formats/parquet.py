@@ -73,14 +73,14 @@ def _check_types(arrow: Any, schema: Any, image: str, label: str, path: Path) ->
 
 
 def _decode(known: Official, train: tuple[Path, ...], test: tuple[Path, ...]) -> Arrays:
-    parts: list[Any] = []
+    parts: list[tuple[Pixels, Labels]] = []
     for paths in (train, test):
         read = [_file(known, path) for path in paths]
-        x, y = read[0] if len(read) == 1 else (np.concatenate(part) for part in zip(*read, strict=True))
+        x, y = np.concatenate([x for x, _ in read]), np.concatenate([y for _, y in read])
         if not len(x):
             raise ValueError(f"{paths[0]}: holds no rows; {fetch_hint(known.name, paths[0].parent)}")
-        parts += [x, y]
-    return check_all_classes(Arrays(*parts, known.classes), str(train[0]))
+        parts.append((x, y))
+    return check_all_classes(Arrays(*parts[0], *parts[1], known.classes), str(train[0]))
 
 
 def _shards(folder: Path, part: str) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
