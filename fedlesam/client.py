@@ -57,11 +57,11 @@ def local_steps(
 
     mine = rule.begin(anchor, memory.perturbation)
     turn = correction.prepare(anchor, memory.correction, sent.correction)
-    e = rule.constant(anchor, mine, sent.perturbation)
+    ascends = rule.gradient != "unused"
+    e = None if ascends else rule.constant(anchor, mine, sent.perturbation)
     model.load(anchor, sent.buffers)
     model.module.train()
     start = anchor if e is None else u.add_(_same_shape(e, anchor)).clone()
-    ascends = rule.gradient != "unused"
     v = model.scratch("v").copy_(anchor) if ascends else u
     g = model.scratch("g").zero_() if ascends else v
     descend = Descent(model, v, anchor.new_zeros(()) if e is None else e, turn, local, lr)
@@ -101,7 +101,7 @@ def local_steps(
         steps, losses = steps + 1, losses + step.loss
 
     result = LocalResult(v - start, steps, lr)
-    if not bool(result.update.isfinite().all()):
+    if not all(math.isfinite(end) for end in result.update.aminmax()):
         raise NotFinite("the update", sent.round, client)
     after = Memory(rule.remember(anchor, mine), correction.remember(memory.correction, sent.correction, result))
     return Answer(

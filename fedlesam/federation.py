@@ -147,7 +147,7 @@ class Federation:
         """One communication round, with the drawn clients or just these. On any error nothing has changed."""
         chosen = self.draw_active(self.state.round) if active is None else self._check_active(active)
         sent, before = self.state.broadcast(), self._flat.backward_passes
-        reduction, memories = Reduction(by_examples=self.weighting == "examples"), {}
+        reduction, memories = Reduction(sent.round, by_examples=self.weighting == "examples"), {}
         bytes_up, began = 0, time.perf_counter()
         with seeds.untouched(self._flat.device), _threads(self.threads):
             for client in chosen:
@@ -181,7 +181,7 @@ class Federation:
         record = Record(
             round=sent.round,
             active=chosen,
-            train_loss=reduction.loss / reduction.clients,
+            train_loss=reduction.loss,
             test_loss=tested.loss if tested else None,
             test_accuracy=tested.accuracy if tested else None,
             lr=reduction.lr,

@@ -33,18 +33,20 @@ class ServerState:
 
 def server_step(algorithm: Algorithm, state: ServerState, reduction: Reduction, clients: int) -> ServerState:
     """The next global model and state, from the answers of K of `clients` clients."""
-    r, dtype = reduction, state.weights.dtype
+    dtype, answered = state.weights.dtype, len(reduction.notes)
+    update = reduction.mean_update(dtype)
 
     def result(uploads: State) -> RoundResult:
-        return RoundResult(state.weights, update, r.steps / r.clients, r.lr, r.clients / clients, uploads)
+        return RoundResult(state.weights, update, reduction.steps, reduction.lr, answered / clients, uploads)
 
-    update = r.update.like(dtype)["d"]
     weights, server = algorithm.server.step(state.server, result({}))
     return ServerState(
         round=state.round + 1,
         weights=weights,
-        buffers=r.buffers.like(state.buffers),
-        perturbation=algorithm.perturbation.aggregate(state.perturbation, result(r.perturbation.like(dtype))),
-        correction=algorithm.correction.aggregate(state.correction, result(r.correction.like(dtype))),
+        buffers=reduction.mean_buffers(),
+        perturbation=algorithm.perturbation.aggregate(
+            state.perturbation, result(reduction.mean("perturbation", dtype))
+        ),
+        correction=algorithm.correction.aggregate(state.correction, result(reduction.mean("correction", dtype))),
         server=server,
     )

@@ -1,0 +1,50 @@
+"""Measure what every method of the catalogue computes, sends and keeps, as the table of docs/design.md.
+
+    python docs/scripts/catalogue_table.py
+
+Two rounds of a tiny model with every client active; the figures are those of the second round, in vectors of the
+model's size, from Record.bytes_down, Record.bytes_up, Record.backward_passes and Federation.memories.
+"""
+
+import torch
+
+import fedlesam as fl
+from fedlesam.messages import size_in_bytes
+
+CLIENTS, EPOCHS = 2, 3
+
+
+def measure(name: str) -> dict[str, float]:
+    """Backward passes per step, and vectors per client and round."""
+    draw = torch.Generator().manual_seed(0)
+    shard = torch.randn(8, 3, generator=draw), torch.randint(2, (8,), generator=draw)
+    local = fl.LocalTraining(epochs=EPOCHS, batch_size=8)
+    federation = fl.Federation(torch.nn.Linear(3, 2), [shard] * CLIENTS, name, local)
+    *_, last = federation.run(2)
+    vector = federation.weights.nbytes
+    state = federation.state
+    return {
+        "passes": last.backward_passes / (CLIENTS * EPOCHS),
+        "down": last.bytes_down / (CLIENTS * vector),
+        "up": last.bytes_up / (CLIENTS * vector),
+        "kept": federation.memories[0].nbytes / vector,
+        "server": 1 + size_in_bytes(state.perturbation, state.correction, state.server) / vector,
+    }
+
+
+def table() -> list[str]:
+    lines = [
+        "| method | perturbation | correction | server | passes per step | down | up | client keeps | server keeps |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for name, make in fl.algorithms.CATALOGUE.items():
+        algorithm = make()
+        rules = (algorithm.perturbation, algorithm.correction, algorithm.server)
+        cells = [name, *(type(rule).__name__ for rule in rules), *(f"{n:g}" for n in measure(name).values())]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    print("\n".join(table()))

@@ -1,0 +1,94 @@
+"""Examples and documents are executed, and measured tables are compared with what they measure."""
+
+import os
+import re
+import runpy
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import fedlesam as fl
+from fedlesam import lookup
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCUMENTS = ["README.md", "docs/add-a-rule.md"]
+BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_python_blocks_of_a_document(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All blocks of a document, top to bottom, in one namespace and an empty folder."""
+    text = (ROOT / name).read_text(encoding="utf-8")
+    blocks = list(BLOCK.finditer(text))
+    if not blocks:
+        pytest.skip(f"{name} has no python blocks")
+    monkeypatch.chdir(tmp_path)
+    namespace = {"__name__": "document"}
+    monkeypatch.setitem(sys.modules, "document", type(sys)("document"))  # dataclasses look their module up
+    for block in blocks:
+        above = text.count("\n", 0, block.start(1))
+        exec(compile("\n" * above + block[1], name, "exec"), namespace)
+
+
+def test_my_rule_as_a_script(tmp_path: Path) -> None:
+    run = subprocess.run(
+        [sys.executable, ROOT / "examples" / "my_rule.py"],
+        cwd=tmp_path,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    accuracy = [float(line.split()[-1]) for line in run.stdout.splitlines() if line.startswith("round")]
+    assert len(accuracy) == 10
+    assert accuracy[-1] > 0.5
+
+
+def test_my_rule_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copy(ROOT / "examples" / "my_rule.py", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "my_rule", raising=False)
+    algorithm = lookup.get("my_rule:my_method", rho=0.25)
+    assert "ScaledAscent(rho=0.25)" in repr(algorithm)
+    assert Path(sys.modules["my_rule"].__file__ or "").parent == tmp_path
+    del sys.modules["my_rule"]
+
+
+def test_my_rules_reduce_to_fedavg() -> None:
+    """rho = 0, alpha = 1 and beta = 0 switch the three rules off."""
+    my_method = runpy.run_path(str(ROOT / "examples" / "my_rule.py"))["my_method"]
+    draw = torch.Generator().manual_seed(0)
+    clients = [(torch.randn(9, 4, generator=draw), torch.randint(3, (9,), generator=draw)) for _ in range(3)]
+    model, local = torch.nn.Linear(4, 3), fl.LocalTraining(epochs=2, batch_size=4)
+    ends = []
+    for algorithm in (my_method(rho=0.0, alpha=1.0, beta=0.0), fl.algorithms.fedavg()):
+        federation = fl.Federation(model, clients, algorithm, local, active=2)
+        assert [record.round for record in federation.run(4)] == [0, 1, 2, 3]
+        ends.append(federation.weights)
+    torch.testing.assert_close(*ends)
+
+
+def test_the_table_of_the_design_is_what_is_measured() -> None:
+    table = runpy.run_path(str(ROOT / "docs" / "scripts" / "catalogue_table.py"))["table"]()
+    written = (ROOT / "docs" / "design.md").read_text(encoding="utf-8").splitlines()
+    missing = [line for line in table if line not in written]
+    assert not missing, "run `python docs/scripts/catalogue_table.py` and put its table into docs/design.md"
+
+
+def test_the_shifted_start() -> None:
+    script = runpy.run_path(str(ROOT / "docs" / "scripts" / "shifted_start.py"))
+    for make, scope in ((fl.algorithms.fedlesam_s, "loss"), (fl.algorithms.fedlesam_d, "corrected")):
+        assert script["difference"](make(rho=0.1), scope) < 2e-5
+    count = script["operations_of_an_epoch"]
+    assert count(fl.algorithms.fedavg()) == count(fl.algorithms.fedlesam())
+
+
+def test_documents_name_no_machine() -> None:
+    texts = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("examples/*.py")]
+    for path in texts:
+        assert not re.search(r"(?<![\w.])/(work|home|root|tmp|Users)/", path.read_text(encoding="utf-8")), path
