@@ -1,19 +1,20 @@
 """From settings to a federation that is ready to train."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
 from fedlesam import lookup
+from fedlesam.checks import check_count
 from fedlesam.config import RunConfig
+from fedlesam.data import catalogue
 from fedlesam.data.dataset import DataSet
-from fedlesam.data.digits import load_digits
 from fedlesam.data.split_names import make_split
 from fedlesam.data.splits import Split
 from fedlesam.federation import Federation
 from fedlesam.local import LocalTraining
 from fedlesam.models.catalogue import make_model
-from fedlesam.names import unknown
 
 
 @dataclass(frozen=True)
@@ -24,19 +25,19 @@ class Experiment:
 
 
 def load_data(config: RunConfig) -> DataSet:
-    if config.data != "digits":
-        raise unknown("data set", config.data, ["digits"])
-    return load_digits()
+    return catalogue.load(config.data, Path(config.data_dir) if config.data_dir else None)
 
 
 def build(config: RunConfig, data: DataSet | None = None) -> Experiment:
     """All of a resolved config is checked here, before anything is written. `data` saves loading it again."""
+    check_count("run", "rounds", config.rounds)
+    check_count("run", "seed", config.seed, at_least=0)
     algorithm = lookup.get(config.algorithm, **config.hyper)
     local = LocalTraining(
         lr=config.lr,
         lr_decay=config.lr_decay,
         epochs=_epochs(config.epochs),
-        batch_size=config.batch_size or 50,
+        batch_size=50 if config.batch_size is None else config.batch_size,
         weight_decay=config.weight_decay,
         clip=config.clip or None,
         clip_scope=config.clip_scope,  # type: ignore[arg-type]

@@ -7,7 +7,7 @@ from typing import Any
 
 from fedlesam import config as configs
 from fedlesam import lookup
-from fedlesam.build import load_data
+from fedlesam.build import build, load_data
 from fedlesam.config import RunConfig
 from fedlesam.federation import Record
 from fedlesam.report import pictures
@@ -47,6 +47,8 @@ def compare(
 
     open_runs = [config for config in plans if RunFolder(folder_of(out, config)).claim(config, overwrite)]
     data = load_data(plans[0]) if open_runs else None
+    for config in {config.algorithm: config for config in open_runs}.values():
+        build(config, data)  # refuses what cannot work with one method before another one has been trained
     for config in open_runs:
         execute(config, folder_of(out, config), overwrite=overwrite, watch=watch(config), data=data)
     return [read_run(folder_of(out, config)) for config in plans]
@@ -55,9 +57,10 @@ def compare(
 def draw(runs: list[Run], out: Path) -> list[Path]:
     """The accuracy curves, and the split of the first seed."""
     config = runs[0].config
-    about = f"{config.data}, {config.model}, {config.split}, {config.clients} clients, {active(config)} active"
-    drawn = [pictures.accuracy_curves(runs, out / "accuracy.png", about)]
     counts = runs[0].class_counts()
+    clients = config.clients if counts is None else len(counts)
+    about = f"{config.data}, {config.model}, {config.split}, {clients} clients, {active(config)} active"
+    drawn = [pictures.accuracy_curves(runs, out / "accuracy.png", about)]
     if counts is not None:
         classes = [str(c) for c in range(counts.shape[1])]
         title = f"{config.data}, {config.split}: samples per class and client"

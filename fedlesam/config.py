@@ -55,7 +55,7 @@ KINDS: dict[Callable[[str], Value], tuple[str, tuple[type, ...]]] = {
     number: ("a number", (int, float)),
     text: ("text", (str,)),
     switch: ("true or false", (bool,)),
-    active_clients: ("a count such as 10, or a share such as 0.1 or 10%", (int, float)),
+    active_clients: ("a count such as 10, or a share such as 0.1 or 10%", (int, float, str)),
     epoch_range: ("a whole number, or a range such as 1-5", (int, str)),
 }
 
@@ -182,10 +182,18 @@ def read(path: Path) -> dict[str, Value]:
         kind, types = KINDS[OPTIONS[key].kind]
         if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
             raise ValueError(f"config {path}{_line(source, key)}: {key} must be {kind}, got {value!r}")
+        if isinstance(value, str):
+            table[key] = parse(key, value, f"config {path}{_line(source, key)}: {key}")
     for key, value in hyper.items():
         if isinstance(value, dict | list) or key in OPTIONS:
             raise ValueError(f"config {path}{_line(source, key)}: {key} is not a hyper-parameter of a method")
-    return {**table, **hyper}
+    return {key: _as_typed(key, value) for key, value in {**table, **hyper}.items()}
+
+
+def _as_typed(key: str, value: Value) -> Value:
+    """TOML's `1` where a number is meant is `1.0`, as it is on the command line."""
+    known = OPTIONS.get(key) or HYPER.get(key)
+    return float(value) if known is not None and known.kind is number and type(value) is int else value
 
 
 def _line(source: str, key: str) -> str:

@@ -11,13 +11,22 @@ from typing import Any
 def unknown(kind: str, name: str, known: Iterable[str]) -> ValueError:
     """The error for a name that is not there, with the nearest that is."""
     names = list(known)
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    hint = f"did you mean {close[0]!r}? " if close else ""
+    stems = {known.partition(":")[0].lower(): known for known in reversed(names)}
+    close = difflib.get_close_matches(name.partition(":")[0].lower(), stems, n=1, cutoff=0.5)
+    hint = f"did you mean {stems[close[0]]!r}? " if close else ""
     return ValueError(f"unknown {kind} {name!r}: {hint}(known: {', '.join(names)})")
+
+
+def is_path(text: str) -> bool:
+    """Whether it reads as `module:name`."""
+    module, colon, name = text.partition(":")
+    return bool(colon) and name.isidentifier() and all(part.isidentifier() for part in module.split("."))
 
 
 def imported(kind: str, path: str) -> Any:
     """The object behind `module:name`; modules of the current folder count."""
+    if not is_path(path):
+        raise ValueError(f"{kind} {path!r}: expected module:name")
     module_name, _, attribute = path.partition(":")
     here = str(Path.cwd())
     if here not in sys.path:

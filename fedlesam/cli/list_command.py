@@ -78,4 +78,6 @@ def splits() -> Listing:
 
 
 def data() -> Listing:
-    return ["name", "what it is"], [["digits", "1,797 handwritten digits of 8 x 8 pixels, embedded"]]
+    from fedlesam.data.catalogue import NAMES
+
+    return ["name", "what it is"], [[name, about] for name, about in NAMES.items()]

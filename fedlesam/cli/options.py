@@ -68,8 +68,11 @@ def names_of(key: str) -> list[str]:
         from fedlesam.models.catalogue import MODELS
 
         return list(MODELS)
+    if key == "data":
+        from fedlesam.data.catalogue import NAMES
+
+        return [name.removesuffix("PATH") for name in NAMES]
     known = {
-        "data": ["digits"],
         "split": ["iid", "pooled", "dirichlet:", "dirichlet-by-class:", "pathological:", "by:", "file:"],
         "clip_scope": ["loss", "corrected"],
         "weighting": ["clients", "examples"],

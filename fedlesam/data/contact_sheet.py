@@ -1,5 +1,6 @@
 """A picture of a few images of every class: the quickest way to see that data is what it is thought to be."""
 
+import contextlib
 import math
 import uuid
 from pathlib import Path
@@ -60,9 +61,9 @@ def _write(figure: Figure, path: Path) -> Path:
         figure.savefig(part, format="png")
         part.replace(path)
     except OSError as error:
+        with contextlib.suppress(OSError):
+            part.unlink()
         raise ValueError(f"{path}: cannot be written: {error.strerror or error}; choose another place") from error
-    finally:
-        part.unlink(missing_ok=True)
     return path
 
 

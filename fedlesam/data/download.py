@@ -60,7 +60,7 @@ def fetch(
 
 def target_folder(known: Official, data_dir: Path | None) -> Path:
     """One folder per data set, as MNIST and Fashion-MNIST name their files alike."""
-    folder = (data_dir if data_dir is not None else DEFAULT_DIR).expanduser()
+    folder = Path(data_dir if data_dir is not None else DEFAULT_DIR).expanduser()
     return folder if folder.name == known.name else folder / known.name
 
 

@@ -16,7 +16,7 @@ _TORCHVISION = {"mnist": "MNIST/raw", "fashion-mnist": "FashionMNIST/raw"}
 
 def roots(known: Official, data_dir: Path | None) -> list[Path]:
     """The folders that are looked at, in order."""
-    folder = (data_dir if data_dir is not None else DEFAULT_DIR).expanduser()
+    folder = Path(data_dir if data_dir is not None else DEFAULT_DIR).expanduser()
     found = [folder, folder / known.name]
     if known.name in _TORCHVISION:
         found += [folder / "raw", folder / _TORCHVISION[known.name]]

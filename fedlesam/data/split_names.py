@@ -13,7 +13,7 @@ from fedlesam import seeds
 from fedlesam.data import splits
 from fedlesam.data.dataset import DataSet
 from fedlesam.data.splits import Indices, Split
-from fedlesam.names import imported, unknown
+from fedlesam.names import imported, is_path, unknown
 
 SCHEMES = {
     "iid": "the same mixture for every client, equal sizes",
@@ -52,7 +52,7 @@ def make_split(spec: str, data: DataSet, clients: int | None, seed: int) -> Spli
         return splits.pathological(labels, wanted, draw, a=int(value), repeat=flag)
     if spec in ("iid", "pooled"):
         return (splits.iid if spec == "iid" else splits.pooled)(labels, wanted, draw)
-    if argument and name.isidentifier() | ("." in name):
+    if is_path(spec):
         return splits.own(labels, wanted, seed, imported("split", spec), spec)
     raise unknown("split", spec, SCHEMES)
 
@@ -79,15 +79,18 @@ def _same_number(split: Split, clients: int | None) -> Split:
 def _by_file(path: Path, samples: int) -> Split:
     try:
         if path.suffix == ".npy":
-            owners = np.load(path, allow_pickle=False).reshape(-1).tolist()
-        else:
+            with path.open("rb") as binary:
+                owners = np.lib.format.read_array(binary, allow_pickle=False).reshape(-1).tolist()
+        elif path.suffix == ".csv":
             with path.open(newline="", encoding="utf-8") as file:
                 owners = [row[-1].strip() for row in csv.reader(file) if row]
+        else:
+            owners = [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     except (OSError, ValueError, csv.Error) as error:
         raise ValueError(f"split by:{path}: cannot read the client ids: {error}") from error
     if len(owners) != samples:
         raise ValueError(f"split by:{path}: has {len(owners)} client ids, the training set has {samples} samples")
-    whole = all(str(owner).lstrip("-").isdecimal() for owner in owners)
+    whole = all(str(owner).removeprefix("-").isdecimal() for owner in owners)
     return splits.by_owner([int(owner) for owner in owners] if whole else owners, f"by:{path}")
 
 

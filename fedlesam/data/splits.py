@@ -2,7 +2,7 @@
 
 import hashlib
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -133,9 +133,10 @@ def pathological(labels: Indices, clients: int, draw: np.random.Generator, *, a:
         return Split(f"pathological:{a},repeat", _deal_refilled(labels, holds * share, draw), len(labels))
     share = int((supply[users > 0] // users[users > 0]).min())
     if share == 0:
+        most = next(n for n in range(len(labels) // a, 0, -1) if np.minimum(supply, n).sum() >= a * n)
         raise ValueError(
             f"pathological:{a} cannot serve {clients} clients with {len(labels)} samples of {classes} classes: "
-            f"a class would have more clients than samples; at most about {len(labels) // a} clients, or allow "
+            f"a class would have more clients than samples; at most {most} clients, or allow "
             f"samples to repeat with pathological:{a},repeat"
         )
     return Split(f"pathological:{a}", _deal(labels, holds * share, draw), len(labels))
@@ -150,15 +151,23 @@ def by_owner(owners: Sequence[object], scheme: str) -> Split:
 
 def own(labels: Indices, clients: int, seed: int, make: Callable[..., Sequence[Indices]], scheme: str) -> Split:
     """A user's `make(labels, clients, seed)`, which returns the sample numbers of every client."""
-    parts = [np.asarray(part, dtype=np.int64).reshape(-1) for part in make(labels, clients, seed)]
+    if not callable(make):
+        raise ValueError(f"split {scheme}: expected a callable(labels, clients, seed), got {make!r}")
+    made = make(labels, clients, seed)
+    if not isinstance(made, Iterable):
+        raise ValueError(f"split {scheme}: must return a list of sample numbers per client, got {made!r}")
+    parts = [np.asarray(part).reshape(-1) for part in made]
     if not parts:
         raise ValueError(f"split {scheme}: returned no clients")
     for i, part in enumerate(parts):
         if len(part) == 0:
             raise ValueError(f"split {scheme}: client {i} has no samples")
+        if not np.issubdtype(part.dtype, np.integer):
+            raise ValueError(f"split {scheme}: client {i} must have whole sample numbers, got {part.dtype}")
         if part.min() < 0 or part.max() >= len(labels):
-            raise ValueError(f"split {scheme}: client {i} has sample {part.max()}, outside 0 to {len(labels) - 1}")
-    return Split(scheme, parts, len(labels))
+            wrong = part.min() if part.min() < 0 else part.max()
+            raise ValueError(f"split {scheme}: client {i} has sample {wrong}, outside 0 to {len(labels) - 1}")
+    return Split(scheme, [part.astype(np.int64) for part in parts], len(labels))
 
 
 def _proportions(draw: np.random.Generator, beta: float, over: int, times: int) -> NDArray[np.float64]:

@@ -10,7 +10,7 @@ from torch import nn
 from fedlesam import seeds
 from fedlesam.models.resnet import resnet18
 from fedlesam.models.small import Shape, cnn, lenet, mlp
-from fedlesam.names import imported, unknown
+from fedlesam.names import imported, is_path, unknown
 
 MODELS: dict[str, Callable[..., nn.Module]] = {"mlp": mlp, "cnn": cnn, "lenet": lenet, "resnet18": resnet18}
 
@@ -25,7 +25,7 @@ def make_model(spec: str, shape: Shape, classes: int, seed: int) -> nn.Module:
                 return MODELS[name](shape, classes, **_options(spec, options, MODELS[name]))
             except (RuntimeError, ZeroDivisionError) as error:
                 raise ValueError(f"model {spec}: cannot be made for inputs of shape {shape}: {error}") from error
-        if not options:
+        if not is_path(spec):
             raise unknown("model", spec, [*MODELS, "module:callable"])
         make = imported("model", spec)
         if not callable(make):

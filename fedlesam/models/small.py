@@ -2,18 +2,24 @@
 
 from torch import nn
 
+from fedlesam.checks import check_count
+
 Shape = tuple[int, int, int]
 """channels, height, width"""
 
 
 def mlp(shape: Shape, classes: int, hidden: int = 64) -> nn.Module:
     """One hidden layer."""
+    check_count("mlp", "hidden", hidden)
     inputs = shape[0] * shape[1] * shape[2]
     return nn.Sequential(nn.Flatten(), nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, classes))
 
 
 def cnn(shape: Shape, classes: int, width: int = 16) -> nn.Module:
     """Three 3x3 convolutions with GroupNorm and a linear head on the mean over the picture."""
+    check_count("cnn", "width", width, at_least=2)
+    if width % 2:
+        raise ValueError(f"cnn: width must be even, GroupNorm has 2 groups, got {width}")
 
     def block(inputs: int, outputs: int, *more: nn.Module) -> list[nn.Module]:
         return [nn.Conv2d(inputs, outputs, 3, padding=1, bias=False), nn.GroupNorm(2, outputs), nn.ReLU(), *more]
