@@ -28,7 +28,7 @@ def evaluate(model: FlatModel, data: Batches, loss: Loss) -> Evaluation:
     right = seen = torch.zeros(0, dtype=torch.float64)
     for start in range(0, len(data), BATCH):
         x, y = data.fetch(torch.arange(start, min(start + BATCH, len(data))), seed=0)
-        output = model.module(x)
+        output = model.forward(x)
         total += loss(output, y).item() * len(x)
         if output.ndim == 2 and y.ndim == 1 and not y.is_floating_point():
             classes = output.shape[1]

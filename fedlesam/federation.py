@@ -224,7 +224,7 @@ def check_outputs(
     model.module.eval()
     try:
         with torch.no_grad(), seeds.untouched(model.device):
-            output = model.module(x)
+            output = model.forward(x)
     except Exception as error:
         raise ValueError(
             f"the model does not take inputs of shape {tuple(x.shape)}, as client 0 has: {error}"

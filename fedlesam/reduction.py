@@ -38,7 +38,7 @@ class ExactSum:
             return False
         self.bound += peak
         for into, part in zip(torch.split(self.total, CHUNK), torch.split(x, CHUNK), strict=True):
-            into.add_(part.double().mul_(SCALE).round_().to(torch.int64), alpha=weight)
+            into.add_(torch.mul(part.double(), SCALE).round_().to(torch.int64), alpha=weight)
         return True
 
     def mean(self, weight: int, dtype: torch.dtype) -> Tensor:

@@ -18,14 +18,14 @@ FAMILY = {
     name: i
     for i, names in enumerate(
         (
-            ("fedavg", "freesam-d"),
+            ("fedavg", "fedprox", "freesam-d"),
             ("fedlesam", "fedadam"),
             ("scaffold", "freesam"),
             ("fedsam", "fedlesam-m"),
-            ("fedlesam-s", "fedcm"),
+            ("fedlesam-s", "fedcm", "mofedsam"),
             ("fedgamma", "fedlesam-d"),
             ("feddyn", "freesam-s"),
-            ("fedsmoo", "mofedsam", "fedprox"),
+            ("fedsmoo",),
         )
     )
     for name in names
@@ -37,9 +37,13 @@ def style(algorithm: str, taken: list[str]) -> tuple[str, str]:
 
     Perturbations that cost nothing are dashed: they often lie on top of their base.
     """
-    index = FAMILY.get(algorithm, (len(FAMILY) + taken.index(algorithm)) % len(COLOURS))
-    free = "--" if algorithm.startswith("fedlesam") else ":" if algorithm.startswith("freesam") else "-"
-    return COLOURS[index], free
+    if algorithm in FAMILY:
+        shared = "-." if algorithm in ("fedprox", "mofedsam") else "-"
+        line = "--" if algorithm.startswith("fedlesam") else ":" if algorithm.startswith("freesam") else shared
+        return COLOURS[FAMILY[algorithm]], line
+    used = {FAMILY[name] for name in taken if name in FAMILY}
+    left = [colour for i, colour in enumerate(COLOURS) if i not in used] or list(COLOURS)
+    return left[[name for name in taken if name not in FAMILY].index(algorithm) % len(left)], "-"
 
 
 def accuracy_curves(runs: list[Run], path: Path, title: str) -> Path:

@@ -31,7 +31,7 @@ def ranking(runs: list[Run]) -> list[Row]:
     for run in runs:
         by_method[run.algorithm].append(run)
     rows = [_row(name, seeds) for name, seeds in by_method.items()]
-    return sorted(rows, key=lambda row: -1.0 if row.mean_of_last is None else -row.mean_of_last - 1)
+    return sorted(rows, key=lambda row: (row.mean_of_last is None, -(row.mean_of_last or 0.0)))
 
 
 def _row(algorithm: str, runs: list[Run]) -> Row:
