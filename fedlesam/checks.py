@@ -35,4 +35,4 @@ class NotFinite(ArithmeticError):
             f"round {round}, client {client}: {what} is not finite; "
             "lower the learning rate or rho, or clip at a smaller norm"
         )
-        self.round, self.client = round, client
+        self.what, self.round, self.client = what, round, client

@@ -1,7 +1,7 @@
 """What one client does in one round: the one local loop of every method."""
 
 import math
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 
 import torch
@@ -116,11 +116,13 @@ def local_steps(
     )
 
 
-def finish(steps: Generator[Step, None, Answer]) -> Answer:
-    """Run a client to the end of its round."""
+def finish(steps: Generator[Step, None, Answer], check: Callable[[], None] | None = None) -> Answer:
+    """Run a client to the end of its round; `check` is called at every step and may raise."""
     while True:
         try:
             next(steps)
+            if check is not None:
+                check()
         except StopIteration as end:
             answer: Answer = end.value
             return answer

@@ -21,25 +21,44 @@ class Evaluation:
     """The accuracy on each class, NaN for a class the data do not have."""
 
 
+@dataclass(frozen=True)
+class BatchScore:
+    """One batch of the test set; batches can be scored by several processes and are added up in their order."""
+
+    number: int
+    size: int
+    loss: float
+    right: list[int]
+    """By class; empty where the targets are not class numbers."""
+    seen: list[int]
+
+
 @torch.no_grad()
-def evaluate(model: FlatModel, data: Batches, loss: Loss) -> Evaluation:
+def score_batches(model: FlatModel, data: Batches, loss: Loss, part: int = 0, parts: int = 1) -> list[BatchScore]:
+    """Every `parts`-th batch, from number `part` on."""
     model.module.eval()
-    total = 0.0
-    right = seen = torch.zeros(0, dtype=torch.float64)
-    for start in range(0, len(data), BATCH):
+    scores = []
+    for number in range(part, -(-len(data) // BATCH), parts):
+        start = number * BATCH
         x, y = data.fetch(torch.arange(start, min(start + BATCH, len(data))), seed=0)
         output = model.forward(x)
-        total += loss(output, y).item() * len(x)
+        right, seen = [], []
         if output.ndim == 2 and y.ndim == 1 and not y.is_floating_point():
-            classes = output.shape[1]
             hits = y[output.argmax(1) == y]
-            right = right.new_zeros(classes) if not len(right) else right
-            seen = seen.new_zeros(classes) if not len(seen) else seen
-            right += hits.bincount(minlength=classes).cpu()
-            seen += y.bincount(minlength=classes).cpu()
-    if not len(seen):
-        return Evaluation(total / len(data))
-    return Evaluation(total / len(data), float(right.sum() / seen.sum()), right / seen)
+            right, seen = (labels.bincount(minlength=output.shape[1]).tolist() for labels in (hits, y))
+        scores.append(BatchScore(number, len(x), loss(output, y).item(), right, seen))
+    return scores
+
+
+def combine(scores: list[BatchScore]) -> Evaluation:
+    ordered = sorted(scores, key=lambda score: score.number)
+    samples = sum(score.size for score in ordered)
+    mean = sum(score.loss * score.size for score in ordered) / samples
+    if not all(score.seen for score in ordered):
+        return Evaluation(mean)
+    right = torch.tensor([score.right for score in ordered]).sum(0).double()
+    seen = torch.tensor([score.seen for score in ordered]).sum(0).double()
+    return Evaluation(mean, float(right.sum() / seen.sum()), right / seen)
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,15 @@
 """The round loop, and the class most people use."""
 
-import contextlib
 import copy
 import dataclasses
+import functools
+import shutil
+import tempfile
 import time
+import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -16,14 +20,15 @@ from torch import Tensor, nn
 from fedlesam import evaluation, lookup, seeds
 from fedlesam.algorithms import Algorithm
 from fedlesam.checks import check_choice, check_count
-from fedlesam.client import finish, local_steps
 from fedlesam.data.batches import Batches, ClientData, check_client, known_labels
-from fedlesam.evaluation import PerClient, evaluate
+from fedlesam.engines.distributed import DistributedEngine, follow
+from fedlesam.engines.serial import SerialEngine
+from fedlesam.engines.world import WorkerLost, World, start_local
+from fedlesam.evaluation import PerClient
 from fedlesam.local import LocalTraining
-from fedlesam.messages import Memory
 from fedlesam.models.flat import FlatModel
-from fedlesam.reduction import Reduction
 from fedlesam.server import ServerState, server_step
+from fedlesam.store import Store
 
 
 @dataclass(frozen=True)
@@ -72,7 +77,12 @@ class Federation:
     `model` is any nn.Module: its weights are the first global model, and it is copied, not changed. `clients` are
     pairs of tensors (x, y) or torch Datasets. `algorithm` is a name of the catalogue or an Algorithm. `active` is a
     count (int) or a share (float) of the clients. `weighting="examples"` weights clients by their number of samples.
-    The same seed and number of threads give the same bits.
+    The same seed and number of threads give the same bits, whatever the number of workers.
+
+    `workers` processes train the active clients side by side, on one thread each unless `threads` says otherwise; end
+    them with `close()`, or use the federation in a `with` block. `memory` is how many bytes of clients' memory stay in
+    RAM; the rest goes to `folder`. With several workers it lies in `folder`, where all of them see it, or stays with
+    the worker that trained the client (`store="pinned"`).
     """
 
     def __init__(
@@ -89,38 +99,59 @@ class Federation:
         weighting: Literal["clients", "examples"] = "clients",
         evaluate_every: int = 1,
         per_client: bool = False,
+        workers: int = 1,
+        memory: int | None = None,
+        store: Literal["shared", "pinned"] = "shared",
+        folder: Path | None = None,
+        world: World | None = None,
     ) -> None:
         self.algorithm = lookup.get(algorithm) if isinstance(algorithm, str) else algorithm
         if not isinstance(self.algorithm, Algorithm):
             raise ValueError(f"algorithm must be a name or an Algorithm, got {algorithm!r}")
         check_count("Federation", "seed", seed, at_least=0)
+        check_count("Federation", "evaluate_every", evaluate_every)
+        check_count("Federation", "workers", workers)
+        check_choice("Federation", "weighting", weighting, ("clients", "examples"))
+        check_choice("Federation", "store", store, ("shared", "pinned"))
         if threads is not None:
             check_count("Federation", "threads", threads)
-        check_choice("Federation", "weighting", weighting, ("clients", "examples"))
+        if memory is not None:
+            check_count("Federation", "memory", memory, at_least=0)
         if weighting == "examples" and self.algorithm.plain_mean_rules:
             raise ValueError(
                 f"weighting by examples does not work with {', '.join(self.algorithm.plain_mean_rules)}: "
                 'the server state of these rules is a plain mean over clients; use weighting="clients"'
             )
-        check_count("Federation", "evaluate_every", evaluate_every)
         if len(clients) == 0:
             raise ValueError("there are no clients")
         for number, data in enumerate(clients):
             check_client(data, f"client {number}")
-        self.clients, self.local, self.seed, self.threads = clients, local or LocalTraining(), seed, threads
-        self.active = count_active(active, len(clients))
-        self.weighting, self.evaluate_every = weighting, evaluate_every
-
-        self._model = copy.deepcopy(model)
-        self._flat = FlatModel(copy.deepcopy(model))
-        self._test: Batches | None = None
         if test is not None:
             check_client(test, "the test set")
-            self._test = Batches(test, self._flat.device)
+        self.clients, self.local, self.seed = clients, local or LocalTraining(), seed
+        self.active, self.weighting = count_active(active, len(clients)), weighting
+        self.evaluate_every = evaluate_every
+        self.workers = world.size if world is not None else workers
+        self.threads = 1 if threads is None and self.workers > 1 else threads
+
+        self._model, self._flat = copy.deepcopy(model), FlatModel(copy.deepcopy(model))
         outputs = check_outputs(self._flat, clients, test, self.local)
         self._mixtures = _mixtures(clients, outputs) if per_client else None
         self.state = ServerState.initial(self.algorithm, self._flat.weights.clone(), self._flat.buffers())
-        self.memories: dict[int, Memory] = {}
+        self._world, self._pinned = world, store == "pinned"
+        self.memories = self._store(folder, memory)
+        self._here = SerialEngine(
+            model=self._flat,
+            clients=clients,
+            algorithm=self.algorithm,
+            local=self.local,
+            seed=seed,
+            threads=self.threads,
+            by_examples=weighting == "examples",
+            test=Batches(test, self._flat.device) if test is not None else None,
+            store=self.memories,
+        )
+        self._engine: SerialEngine | DistributedEngine | None = self._here if self.workers == 1 else None
 
     @property
     def weights(self) -> Tensor:
@@ -146,54 +177,34 @@ class Federation:
     def round(self, active: Sequence[int] | None = None) -> Record:
         """One communication round, with the drawn clients or just these. On any error nothing has changed."""
         chosen = self.draw_active(self.state.round) if active is None else self._check_active(active)
-        sent, before = self.state.broadcast(), self._flat.backward_passes
-        reduction, memories = Reduction(sent.round, by_examples=self.weighting == "examples"), {}
-        bytes_up, began = 0, time.perf_counter()
-        with seeds.untouched(self._flat.device), _threads(self.threads):
-            for client in chosen:
-                memory = self.memories.get(client, Memory())
-                steps = local_steps(
-                    self._flat,
-                    self.clients[client],
-                    self.algorithm,
-                    self.local,
-                    sent,
-                    memory,
-                    client=client,
-                    seed=self.seed,
-                )
-                try:
-                    answer = finish(steps)
-                except Exception as error:
-                    error.add_note(f"while training client {client} in round {sent.round}")
-                    raise
-                reduction.add(answer)
-                memories[client] = answer.memory
-                bytes_up += answer.nbytes
-            state = server_step(self.algorithm, self.state, reduction, len(self.clients))
+        engine, sent, began = self._start(), self.state.broadcast(), time.perf_counter()
+        try:
+            outcome = engine.train(sent, chosen)
+            state = server_step(self.algorithm, self.state, outcome.reduction, len(self.clients))
             seconds = time.perf_counter() - began
-            tested, per_client = None, None
-            if self._test is not None and state.round % self.evaluate_every == 0:
-                self._flat.load(state.weights, state.buffers)
-                tested = evaluate(self._flat, self._test, self.local.loss)
-                if self._mixtures is not None and tested.by_class is not None:
-                    per_client = evaluation.per_client(tested.by_class, self._mixtures)
-        record = Record(
+            tested = engine.evaluate(state.broadcast()) if state.round % self.evaluate_every == 0 else None
+            engine.commit()
+        except (KeyboardInterrupt, WorkerLost):
+            self._abandon()
+            raise
+        self.state = state
+        per_client = None
+        if tested is not None and tested.by_class is not None and self._mixtures is not None:
+            per_client = evaluation.per_client(tested.by_class, self._mixtures)
+        return Record(
             round=sent.round,
             active=chosen,
-            train_loss=reduction.loss,
+            train_loss=outcome.reduction.loss,
             test_loss=tested.loss if tested else None,
             test_accuracy=tested.accuracy if tested else None,
-            lr=reduction.lr,
+            lr=outcome.reduction.lr,
             seconds=seconds,
-            backward_passes=self._flat.backward_passes - before,
+            backward_passes=outcome.backward_passes,
             bytes_down=sent.nbytes * len(chosen),
-            bytes_up=bytes_up,
-            divergence=reduction.divergence(state.weights - sent.weights),
+            bytes_up=outcome.bytes_up,
+            divergence=outcome.reduction.divergence(state.weights - sent.weights),
             per_client=per_client,
         )
-        self.state, self.memories = state, {**self.memories, **memories}
-        return record
 
     def run(self, rounds: int) -> Iterator[Record]:
         """Train `rounds` more rounds, a record each."""
@@ -201,10 +212,48 @@ class Federation:
         for _ in range(rounds):
             yield self.round()
 
+    def follow(self) -> None:
+        """In a process that torchrun started beside the leader: work for it until it stops."""
+        if self._world is None or self._world.rank == 0:
+            raise ValueError("only the processes beside the leader follow; the leader runs rounds")
+        follow(self._here, pinned=self._pinned, world=self._world)
+
+    def close(self) -> None:
+        """End the worker processes; a round after it starts new ones."""
+        if isinstance(self._engine, DistributedEngine):
+            self._engine.close()
+            self._engine = None
+
+    def __enter__(self) -> "Federation":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _store(self, folder: Path | None, memory: int | None) -> Store:
+        if self.workers > 1 and not self._pinned:
+            memory = 0
+        if memory is not None and folder is None:
+            folder = Path(tempfile.mkdtemp(prefix="fedlesam-memory-"))
+            weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        return Store(folder, memory)
+
+    def _start(self) -> SerialEngine | DistributedEngine:
+        if self._engine is None:
+            if self._pinned and len(self.memories):
+                raise ValueError("the workers that held the clients' memories are gone: start the run again")
+            serve = functools.partial(follow, self._here, self._pinned)
+            world = self._world or start_local(self.workers, self.threads, serve)
+            weakref.finalize(self, world.close)
+            self._engine = DistributedEngine(self._here, world, self._pinned)
+        return self._engine
+
+    def _abandon(self) -> None:
+        if isinstance(self._engine, DistributedEngine):
+            self._engine.world.close(kill=True)
+            self._engine = None
+
     def _check_active(self, active: Sequence[int]) -> list[int]:
-        for i in active:
-            if isinstance(i, bool) or not isinstance(i, int | np.integer):
-                raise ValueError(f"active must list client numbers, e.g. [0, 3], got {i!r} in {list(active)}")
         chosen = sorted(int(i) for i in active)
         if not chosen:
             raise ValueError("active is empty: a round needs at least one client")
@@ -252,15 +301,3 @@ def _mixtures(clients: Sequence[ClientData], classes: int) -> Tensor:
             raise ValueError(f"client {i}: per_client needs class numbers known in advance, as in a pair (x, y)")
         rows.append(evaluation.mixture(labels, classes))
     return torch.stack(rows)
-
-
-@contextlib.contextmanager
-def _threads(threads: int | None) -> Iterator[None]:
-    before = torch.get_num_threads()
-    if threads is not None:
-        torch.set_num_threads(threads)
-    try:
-        yield
-    finally:
-        if threads is not None:
-            torch.set_num_threads(before)

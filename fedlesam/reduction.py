@@ -25,6 +25,8 @@ CHUNK = 1 << 17
 class ExactSum:
     """The sum of weight * x over vectors x, in 64-bit fixed point."""
 
+    LIMIT = 2.0**62
+
     def __init__(self, like: Tensor) -> None:
         self.total = torch.zeros(like.shape, dtype=torch.int64, device=like.device)
         self.bound = 0.0
@@ -34,7 +36,7 @@ class ExactSum:
         """Whether x could be added: it is finite, and the total stays in range."""
         low, high = x.aminmax()
         peak = max(-float(low), float(high)) * SCALE * weight
-        if not math.isfinite(peak) or self.bound + peak >= 2.0**62:
+        if not math.isfinite(peak) or self.bound + peak >= self.LIMIT:
             return False
         self.bound += peak
         for into, part in zip(torch.split(self.total, CHUNK), torch.split(x, CHUNK), strict=True):

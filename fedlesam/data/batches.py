@@ -49,6 +49,10 @@ def check_client(data: Any, where: str) -> int:
     return size
 
 
+def size_of(data: ClientData) -> int:
+    return len(data[0]) if isinstance(data, tuple | list) else len(data)  # type: ignore[arg-type]
+
+
 def as_tensors(data: ClientData) -> Batch | None:
     """The samples as two tensors where they are known without touching each one, else None."""
     if isinstance(data, tuple | list):

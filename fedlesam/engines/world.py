@@ -1,0 +1,185 @@
+"""Processes that work on one run together, and the messages between them.
+
+Everything goes over torch.distributed: byte messages over gloo, sums of vectors over gloo or, on GPUs, nccl. A message
+is a safetensors file in memory, so nothing is unpickled.
+"""
+
+import contextlib
+import ctypes
+import datetime
+import json
+import os
+import signal
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Mapping
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import load, save
+from torch import Tensor
+
+FOREVER = datetime.timedelta(days=365)
+"""A worker that dies closes its connections and is noticed at once; a slow one must not be."""
+
+
+class WorkerLost(RuntimeError):
+    """A process of the run is gone."""
+
+
+class World:
+    """This process's place among `size` processes; rank 0 leads."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank, self.size = rank, size
+        self.children: list[Any] = []
+        self.lost = threading.Event()
+
+    def check(self) -> None:
+        """Raise if a worker that this process started is gone."""
+        if self.lost.is_set():
+            raise WorkerLost("a worker process died; everything up to the last round is kept, start the run again")
+
+    def broadcast(
+        self, about: Any = None, tensors: Mapping[str, Tensor] | None = None
+    ) -> tuple[Any, dict[str, Tensor]]:
+        """Rank 0 says something, the others hear it."""
+        content = _pack(about, tensors or {}) if self.rank == 0 else torch.empty(0, dtype=torch.uint8)
+        size = torch.tensor([content.numel()])
+        with self._talking():
+            dist.broadcast(size, src=0)
+            if self.rank != 0:
+                content = torch.empty(int(size), dtype=torch.uint8)
+            dist.broadcast(content, src=0)
+        return (about, dict(tensors or {})) if self.rank == 0 else _unpack(content)
+
+    def gather(self, about: Any, tensors: Mapping[str, Tensor] | None = None) -> list[tuple[Any, dict[str, Tensor]]]:
+        """Everyone says something, rank 0 hears it in the order of the ranks; the others hear nothing."""
+        content = _pack(about, tensors or {})
+        sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
+        with self._talking():
+            dist.all_gather(sizes, torch.tensor([content.numel()]))
+            largest = max(int(size) for size in sizes)
+            padded = torch.zeros(largest, dtype=torch.uint8)
+            padded[: content.numel()] = content
+            into = [torch.empty(largest, dtype=torch.uint8) for _ in range(self.size)] if self.rank == 0 else None
+            dist.gather(padded, into, dst=0)
+        return [_unpack(part[: int(size)]) for part, size in zip(into or [], sizes, strict=False)]
+
+    def add_up(self, total: Tensor) -> None:
+        """The sum over all ranks, at rank 0, in place."""
+        with self._talking():
+            dist.reduce(total, dst=0, op=dist.ReduceOp.SUM)
+
+    @contextlib.contextmanager
+    def _talking(self) -> Any:
+        try:
+            yield
+        except RuntimeError as error:
+            raise WorkerLost(
+                "a process of this run is gone; everything up to the last round is kept, start the run again "
+                f"({str(error).splitlines()[0]})"
+            ) from error
+
+    def close(self, kill: bool = False) -> None:
+        """End the workers this process started; `kill` ends them in the middle of whatever they do."""
+        children, self.children = self.children, []
+        for child in children:
+            if not kill:
+                child.join(timeout=5)
+            if child.is_alive():
+                child.kill()
+            child.join()
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def from_environment() -> World | None:
+    """The world torchrun or Slurm made, if this process was started in one."""
+    if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
+        return None
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    if not dist.is_initialized():
+        dist.init_process_group(_backend(), timeout=FOREVER)
+    return World(rank, size)
+
+
+def start_local(workers: int, threads: int | None, serve: Callable[[World], None]) -> World:
+    """Rank 0 in this process and `workers` - 1 more beside it, which `serve` until told to stop.
+
+    They are forked, so they have the model and the data at once and need no import. That is safe only if they compute
+    on one thread: OpenMP's threads do not survive a fork. With more threads they are started afresh, and what they are
+    given must then be picklable.
+    """
+    import torch.multiprocessing as multiprocessing
+
+    if dist.is_initialized():
+        raise ValueError("torch.distributed is already in use in this process: start the run with torchrun instead")
+    meeting = Path(tempfile.mkdtemp(prefix="fedlesam-")) / "meeting"
+    method = "fork" if threads == 1 and sys.platform == "linux" else "spawn"
+    context: Any = multiprocessing.get_context(method)
+    world = World(0, workers)
+    for rank in range(1, workers):
+        arguments = (rank, workers, str(meeting), os.getpid(), threads, serve)
+        child = context.Process(target=_worker, args=arguments, daemon=True)
+        child.start()
+        world.children.append(child)
+    threading.Thread(target=_watch, args=(world,), daemon=True).start()
+    _meet(0, workers, str(meeting))
+    return world
+
+
+def _worker(
+    rank: int, size: int, meeting: str, parent: int, threads: int | None, serve: Callable[[World], None]
+) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    _die_with_parent(parent)
+    torch.set_num_threads(threads or 1)
+    try:
+        _meet(rank, size, meeting)
+        serve(World(rank, size))
+    except WorkerLost:
+        os._exit(1)
+    os._exit(0)
+
+
+def _meet(rank: int, size: int, meeting: str) -> None:
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    dist.init_process_group(_backend(), init_method=f"file://{meeting}", rank=rank, world_size=size, timeout=FOREVER)
+
+
+def _backend() -> str:
+    return "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+
+
+def _watch(world: World) -> None:
+    """Notice a worker's death while this process is busy training."""
+    children = list(world.children)
+    wait([child.sentinel for child in children])
+    if world.children:
+        world.lost.set()
+
+
+def _die_with_parent(parent: int) -> None:
+    """Ask Linux to kill this process with its parent; elsewhere the closed connection ends it at its next message."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)
+
+
+def _pack(about: Any, tensors: Mapping[str, Tensor]) -> Tensor:
+    content = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()} or {"": torch.empty(0)}
+    return torch.frombuffer(bytearray(save(content, metadata={"about": json.dumps(about)})), dtype=torch.uint8)
+
+
+def _unpack(content: Tensor) -> tuple[Any, dict[str, Tensor]]:
+    data = content.numpy().tobytes()
+    length = int.from_bytes(data[:8], "little")
+    about = json.loads(json.loads(data[8 : 8 + length])["__metadata__"]["about"])
+    return about, {name: tensor for name, tensor in load(data).items() if name}
