@@ -1,5 +1,6 @@
 """From settings to a federation that is ready to train."""
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from fedlesam.data import catalogue
 from fedlesam.data.dataset import DataSet
 from fedlesam.data.split_names import make_split
 from fedlesam.data.splits import Split
+from fedlesam.engines.world import World
 from fedlesam.federation import Federation
 from fedlesam.local import LocalTraining
 from fedlesam.models.catalogue import make_model
@@ -28,8 +30,32 @@ def load_data(config: RunConfig) -> DataSet:
     return catalogue.load(config.data, Path(config.data_dir) if config.data_dir else None)
 
 
-def build(config: RunConfig, data: DataSet | None = None) -> Experiment:
-    """All of a resolved config is checked here, before anything is written. `data` saves loading it again."""
+def place(device: str) -> torch.device:
+    """`cuda` is the GPU of this process's local rank; a device that is not there is refused."""
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        chosen = torch.device(device)
+    except RuntimeError as error:
+        raise ValueError(f"device {device!r}: expected auto, cpu, cuda or cuda:i") from error
+    if chosen.type not in ("cpu", "cuda"):
+        raise ValueError(f"device {device!r}: expected auto, cpu, cuda or cuda:i")
+    if chosen.type == "cuda":
+        index = int(os.environ.get("LOCAL_RANK", 0)) if chosen.index is None else chosen.index
+        if index >= torch.cuda.device_count():
+            raise ValueError(f"device {device!r}: this machine has {torch.cuda.device_count()} GPUs; use --device cpu")
+        return torch.device("cuda", index)
+    return chosen
+
+
+def build(
+    config: RunConfig, data: DataSet | None = None, *, folder: Path | None = None, world: World | None = None
+) -> Experiment:
+    """All of a resolved config is checked here, before anything is written. `data` saves loading it again.
+
+    `folder` is for the clients' memory beyond the budget; without one all of it stays in RAM.
+    """
+    device = place(config.device)
     check_count("run", "rounds", config.rounds)
     check_count("run", "seed", config.seed, at_least=0)
     algorithm = lookup.get(config.algorithm, **config.hyper)
@@ -47,7 +73,7 @@ def build(config: RunConfig, data: DataSet | None = None) -> Experiment:
     if config.augment and data.augment is not None:
         local = LocalTraining(**{**vars(local), "augment": data.augment})
     split = make_split(config.split, data, config.clients, config.seed)
-    model = make_model(config.model, data.shape, len(data.classes), config.seed)
+    model = make_model(config.model, data.shape, len(data.classes), config.seed).to(device)
     federation = Federation(
         model,
         [data.shard(torch.from_numpy(indices)) for indices in split.clients],
@@ -60,6 +86,13 @@ def build(config: RunConfig, data: DataSet | None = None) -> Experiment:
         weighting=config.weighting,  # type: ignore[arg-type]
         evaluate_every=config.evaluate_every,
         per_client=config.per_client,
+        precision=config.precision,  # type: ignore[arg-type]
+        compile=config.compile,
+        workers=config.workers,
+        memory=config.memory if folder is not None else None,
+        store=config.store,  # type: ignore[arg-type]
+        folder=folder,
+        world=world,
     )
     return Experiment(data, split, federation)
 

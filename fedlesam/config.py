@@ -36,6 +36,14 @@ def switch(value: str) -> bool:
     return value.lower() in ("true", "yes", "on")
 
 
+def byte_size(value: str) -> int:
+    """`4GB`, `500MB`, `2e9` or a number of bytes."""
+    match = re.fullmatch(r"([\d.eE+]+)\s*([kKmMgGtT]?)[bB]?", value.strip())
+    if not match:
+        raise ValueError(value)
+    return int(float(match[1]) * 1000 ** " kmgt".index(match[2].lower() or " "))
+
+
 def active_clients(value: str) -> int | float:
     """`10` is a count, `0.1` or `10%` a share."""
     if value.endswith("%"):
@@ -55,6 +63,7 @@ KINDS: dict[Callable[[str], Value], tuple[str, tuple[type, ...]]] = {
     number: ("a number", (int, float)),
     text: ("text", (str,)),
     switch: ("true or false", (bool,)),
+    byte_size: ("a size such as 4GB or 500MB", (int,)),
     active_clients: ("a count such as 10, or a share such as 0.1 or 10%", (int, float, str)),
     epoch_range: ("a whole number, or a range such as 1-5", (int, str)),
 }
@@ -75,6 +84,7 @@ def option(default: Value | None, group: str, kind: Callable[[str], Value], help
 
 
 WHAT, LOCAL, METHOD, RUN = "What to train", "Local training", "The method's hyper-parameters", "The run"
+MACHINE = "The machine"
 
 HYPER: dict[str, Option] = {
     "rho": Option(METHOD, number, "norm of the perturbation"),
@@ -116,9 +126,17 @@ class RunConfig:
     evaluate_every: int = option(1, RUN, whole, "rounds between two evaluations on the test set")
     per_client: bool = option(False, RUN, switch, "also the accuracy on every client's own mixture of classes")
     seed: int = option(0, RUN, whole, "the same seed and threads give the same bits")
+    precision: str = option("fp32", RUN, text, "fp32, or bf16 for forward passes under autocast")
+    compile: bool = option(False, RUN, switch, "put the model through torch.compile")
     threads: int | None = option(
-        None, RUN, whole, "CPU threads (default: PyTorch's choice; kept when a run is repeated)"
+        None, RUN, whole, "CPU threads per worker (default: PyTorch's choice, 1 with several workers; kept on repeats)"
     )
+    workers: int = option(1, MACHINE, whole, "processes that train clients side by side; the results do not change")
+    memory: int = option(4 * 10**9, MACHINE, byte_size, "clients' memory kept in RAM, the rest in files", "SIZE")
+    store: str = option(
+        "shared", MACHINE, text, "memory with several workers: shared (in files) or pinned (to a worker)"
+    )
+    device: str = option("auto", MACHINE, text, "auto, cpu, cuda or cuda:i")
 
 
 OPTIONS: dict[str, Option] = {
@@ -134,6 +152,9 @@ PROTOCOL: dict[str, dict[str, Value]] = {
 
 OWN_CLIENTS = ("pooled", "by", "file")
 """Splits that bring their own number of clients."""
+
+NO_MATTER = ("data_dir", "workers", "memory", "store")
+"""Settings that change where and how fast a run is done, not what comes out."""
 
 
 def parse(name: str, value: str, where: str) -> Value:
@@ -223,7 +244,8 @@ def resolve(config: RunConfig) -> RunConfig:
     return dataclasses.replace(
         settle_data(config),
         lr_decay=algorithm.lr_decay if config.lr_decay is None else config.lr_decay,
-        threads=torch.get_num_threads() if config.threads is None else config.threads,
+        device=config.device if config.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu",
+        threads=config.threads or (1 if config.workers > 1 else torch.get_num_threads()),
         hyper={**defaults, **config.hyper},
     )
 
@@ -241,7 +263,7 @@ def write(config: RunConfig) -> str:
 
 
 def differences(ours: RunConfig, theirs: RunConfig) -> list[str]:
-    """What makes two runs different ones. Where the data lies does not."""
+    """What makes two runs different ones."""
     left, right = _flat(ours), _flat(theirs)
     return [
         f"{name}: {left.get(name, 'unset')} here, {right.get(name, 'unset')} there"
@@ -258,5 +280,5 @@ def identity(config: RunConfig) -> str:
 
 def _flat(config: RunConfig) -> dict[str, Value]:
     table = as_table(config)
-    table.pop("data_dir", None)
-    return {**table, **table.pop("hyper")}
+    hyper = table.pop("hyper")
+    return {**{name: value for name, value in table.items() if name not in NO_MATTER}, **hyper}

@@ -1,18 +1,28 @@
-"""What a method costs by its nature, counted on two rounds of the smallest problem rather than typed in."""
+"""What a method costs by its nature, and what a run will cost, before it is run."""
 
+import math
+import os
+import shutil
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import nn
 
 from fedlesam.algorithms import Algorithm
+from fedlesam.config import RunConfig
+from fedlesam.data.batches import size_of, steps_per_epoch
 from fedlesam.federation import Federation
 from fedlesam.local import LocalTraining
+from fedlesam.messages import size_in_bytes
+
+PROCESS_BYTES = 300_000_000
+"""Python and PyTorch without a model, per process."""
 
 
 @dataclass(frozen=True)
 class Cost:
-    """In units of FedAvg's, once the method is under way."""
+    """In units of FedAvg's, once the method is under way; counted, not typed in."""
 
     passes: float
     """Backward passes per local step."""
@@ -22,20 +32,133 @@ class Cost:
     """And sends."""
     stored: float
     """Model-sized vectors a client holds between its rounds, the model itself included."""
+    shared: float
+    """Those of them that are the received model itself: clients of one round have the same."""
+    server: float
+    """Model-sized vectors the server keeps, the model included."""
 
 
 def measure(algorithm: Algorithm) -> Cost:
+    """From two rounds of the smallest problem."""
     model = nn.Linear(1, 1, bias=False)
     clients = [(torch.ones(1, 1), torch.ones(1, 1))] * 2
     federation = Federation(model, clients, algorithm, LocalTraining(epochs=1, loss=nn.functional.mse_loss))
     federation.round()
     record = federation.round()
-    unit = federation.weights.nbytes
-    memory = federation.memories[0].nbytes
-    share = len(clients) * unit
+    unit, state = federation.weights.nbytes, federation.state
+    per_client, together = federation.memories[0].nbytes / unit, federation.memories.nbytes / unit
     return Cost(
         passes=record.backward_passes / len(clients),
-        down=record.bytes_down / share,
-        up=record.bytes_up / share,
-        stored=1 + memory / unit,
+        down=record.bytes_down / (len(clients) * unit),
+        up=record.bytes_up / (len(clients) * unit),
+        stored=1 + per_client,
+        shared=2 * per_client - together,
+        server=1 + size_in_bytes(state.perturbation, state.correction, state.server) / unit,
     )
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Of a whole run; bytes, unless said otherwise."""
+
+    parameters: int
+    clients: int
+    active: int
+    backward_passes_per_round: float
+    bytes_down_per_round: float
+    bytes_up_per_round: float
+    one_client: int
+    """What one client remembers."""
+    client_memory: int
+    """What all clients together remember once every client was active."""
+    ram: int
+    """All processes, without the data set and the activations of a forward pass."""
+    disk: int
+    """Memory beyond the budget, and the results."""
+
+
+def predict(config: RunConfig, federation: Federation) -> Prediction:
+    cost = measure(federation.algorithm)
+    state, n, k = federation.state, len(federation.clients), federation.active
+    vector, buffers = state.weights.nbytes, size_in_bytes(state.buffers)
+    ever = min(n, k * config.rounds)
+    private = round((cost.stored - 1 - cost.shared) * vector) * ever
+    anchors = round(cost.shared * vector * anchors_alive(n, k, config.rounds))
+    memory, workers = private + anchors, federation.workers
+    in_files = memory if workers > 1 and config.store == "shared" else max(0, memory - config.memory)
+    ascends = 2 if federation.algorithm.perturbation.gradient != "unused" else 0
+    working = (5 + ascends + 2 * cost.up + cost.down) * vector
+    steps = [_steps(federation, client) for client in range(n)]
+    return Prediction(
+        parameters=state.weights.numel(),
+        clients=n,
+        active=k,
+        backward_passes_per_round=cost.passes * k * sum(steps) / n,
+        bytes_down_per_round=k * (cost.down * vector + buffers),
+        bytes_up_per_round=k * (cost.up * vector + buffers),
+        one_client=round((cost.stored - 1) * vector),
+        client_memory=memory,
+        ram=round(workers * (PROCESS_BYTES + working) + cost.server * vector) + memory - in_files,
+        disk=in_files + 2 * vector,
+    )
+
+
+def anchors_alive(clients: int, active: int, rounds: int) -> float:
+    """The expected number of rounds whose model some client still keeps; they differ in when they were last active."""
+    again = active / clients
+    total = 0.0
+    for age in range(min(rounds, 100_000)):
+        alive = 1 - (1 - (1 - again) ** age) ** active
+        total += alive
+        if alive < 1e-6:
+            break
+    return total
+
+
+def check_fits(predicted: Prediction, config: RunConfig, folder: Path) -> None:
+    """Refuse a run that this machine cannot hold, and say what would fit."""
+    if 0 < config.memory < predicted.one_client:
+        raise ValueError(
+            f"--memory {size(config.memory)} cannot hold the memory of one client, {size(predicted.one_client)}: "
+            f"give at least that, or 0 to keep all of it in files"
+        )
+    ram = available_ram()
+    if ram is not None and predicted.ram > ram:
+        kept = predicted.client_memory - (predicted.disk - 2 * 4 * predicted.parameters)
+        rest = predicted.ram - max(0, kept)
+        remedy = f"--memory {size(max(0, ram - rest) // 2)}" if rest < ram else "fewer --workers or a smaller model"
+        raise ValueError(
+            f"the run needs {size(predicted.ram)} of RAM, {size(ram)} are free: it would fit with {remedy}"
+        )
+    existing = next(parent for parent in (folder.resolve(), *folder.resolve().parents) if parent.exists())
+    free = shutil.disk_usage(existing).free
+    if predicted.disk > free:
+        raise ValueError(
+            f"the run needs {size(predicted.disk)} of disk in {folder}, {size(free)} are free: choose another --out, "
+            f"or raise --memory (now {size(config.memory)})"
+        )
+
+
+def available_ram() -> int | None:
+    """Bytes that can be had without swapping; None where the system does not say."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
+    except (OSError, StopIteration, ValueError):
+        pages = os.sysconf_names.get("SC_AVPHYS_PAGES")
+        return os.sysconf(pages) * os.sysconf("SC_PAGE_SIZE") if pages is not None else None
+
+
+def size(count: float) -> str:
+    """1,500,000 as 1.5MB, in the form `--memory` takes."""
+    power = min(4, int(math.log(max(count, 1), 1000)))
+    return f"{count / 1000**power:.3g}{['B', 'kB', 'MB', 'GB', 'TB'][power]}"
+
+
+def _steps(federation: Federation, client: int) -> float:
+    """Expected local steps of a client in a round."""
+    local = federation.local
+    per_epoch = steps_per_epoch(size_of(federation.clients[client]), local.batch_size, federation.joins_last)
+    epochs = local.epochs
+    mean = sum(epochs) / len(epochs) if isinstance(epochs, range) else epochs
+    return per_epoch * (mean if isinstance(mean, int | float) else 1)

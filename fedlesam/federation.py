@@ -24,9 +24,9 @@ from fedlesam.data.batches import Batches, ClientData, check_client, known_label
 from fedlesam.engines.distributed import DistributedEngine, follow
 from fedlesam.engines.serial import SerialEngine
 from fedlesam.engines.world import WorkerLost, World, start_local
-from fedlesam.evaluation import PerClient
+from fedlesam.evaluation import Evaluation, PerClient
 from fedlesam.local import LocalTraining
-from fedlesam.models.flat import FlatModel
+from fedlesam.models.flat import FlatModel, Precision
 from fedlesam.server import ServerState, server_step
 from fedlesam.store import Store
 
@@ -82,7 +82,8 @@ class Federation:
     `workers` processes train the active clients side by side, on one thread each unless `threads` says otherwise; end
     them with `close()`, or use the federation in a `with` block. `memory` is how many bytes of clients' memory stay in
     RAM; the rest goes to `folder`. With several workers it lies in `folder`, where all of them see it, or stays with
-    the worker that trained the client (`store="pinned"`).
+    the worker that trained the client (`store="pinned"`). `precision="bf16"` runs forward passes under autocast, and
+    `compile` puts the model through torch.compile.
     """
 
     def __init__(
@@ -99,6 +100,8 @@ class Federation:
         weighting: Literal["clients", "examples"] = "clients",
         evaluate_every: int = 1,
         per_client: bool = False,
+        precision: Precision = "fp32",
+        compile: bool = False,
         workers: int = 1,
         memory: int | None = None,
         store: Literal["shared", "pinned"] = "shared",
@@ -113,6 +116,7 @@ class Federation:
         check_count("Federation", "workers", workers)
         check_choice("Federation", "weighting", weighting, ("clients", "examples"))
         check_choice("Federation", "store", store, ("shared", "pinned"))
+        check_choice("Federation", "precision", precision, ("fp32", "bf16"))
         if threads is not None:
             check_count("Federation", "threads", threads)
         if memory is not None:
@@ -134,7 +138,7 @@ class Federation:
         self.workers = world.size if world is not None else workers
         self.threads = 1 if threads is None and self.workers > 1 else threads
 
-        self._model, self._flat = copy.deepcopy(model), FlatModel(copy.deepcopy(model))
+        self._model, self._flat = copy.deepcopy(model), FlatModel(copy.deepcopy(model), precision, compile)
         outputs = check_outputs(self._flat, clients, test, self.local)
         self._mixtures = _mixtures(clients, outputs) if per_client else None
         self.state = ServerState.initial(self.algorithm, self._flat.weights.clone(), self._flat.buffers())
@@ -169,6 +173,11 @@ class Federation:
                 self._model.get_buffer(name).copy_(value)
         return self._model.eval()
 
+    @property
+    def joins_last(self) -> bool:
+        """Whether a last batch of one sample joins the one before, as BatchNorm needs."""
+        return self._flat.batch_norm
+
     def draw_active(self, round: int) -> list[int]:
         """The active clients of a round: uniform without replacement, in the order of their numbers."""
         draw = np.random.default_rng(seeds.derive(self.seed, "participation", round))
@@ -183,28 +192,26 @@ class Federation:
             state = server_step(self.algorithm, self.state, outcome.reduction, len(self.clients))
             seconds = time.perf_counter() - began
             tested = engine.evaluate(state.broadcast()) if state.round % self.evaluate_every == 0 else None
+            record = Record(
+                round=sent.round,
+                active=chosen,
+                train_loss=outcome.reduction.loss,
+                test_loss=tested.loss if tested else None,
+                test_accuracy=tested.accuracy if tested else None,
+                lr=outcome.reduction.lr,
+                seconds=seconds,
+                backward_passes=outcome.backward_passes,
+                bytes_down=sent.nbytes * len(chosen),
+                bytes_up=outcome.bytes_up,
+                divergence=outcome.reduction.divergence(state.weights - sent.weights),
+                per_client=self._per_client(tested),
+            )
             engine.commit()
+            self.state = state
         except (KeyboardInterrupt, WorkerLost):
             self._abandon()
             raise
-        self.state = state
-        per_client = None
-        if tested is not None and tested.by_class is not None and self._mixtures is not None:
-            per_client = evaluation.per_client(tested.by_class, self._mixtures)
-        return Record(
-            round=sent.round,
-            active=chosen,
-            train_loss=outcome.reduction.loss,
-            test_loss=tested.loss if tested else None,
-            test_accuracy=tested.accuracy if tested else None,
-            lr=outcome.reduction.lr,
-            seconds=seconds,
-            backward_passes=outcome.backward_passes,
-            bytes_down=sent.nbytes * len(chosen),
-            bytes_up=outcome.bytes_up,
-            divergence=outcome.reduction.divergence(state.weights - sent.weights),
-            per_client=per_client,
-        )
+        return record
 
     def run(self, rounds: int) -> Iterator[Record]:
         """Train `rounds` more rounds, a record each."""
@@ -236,6 +243,8 @@ class Federation:
         if memory is not None and folder is None:
             folder = Path(tempfile.mkdtemp(prefix="fedlesam-memory-"))
             weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        if folder is not None and self._world is None and folder.is_dir() and any(folder.iterdir()):
+            raise ValueError(f"{folder}: holds the memory of another run; choose another folder or empty it")
         return Store(folder, memory)
 
     def _start(self) -> SerialEngine | DistributedEngine:
@@ -253,7 +262,15 @@ class Federation:
             self._engine.world.close(kill=True)
             self._engine = None
 
+    def _per_client(self, tested: Evaluation | None) -> PerClient | None:
+        if tested is None or tested.by_class is None or self._mixtures is None:
+            return None
+        return evaluation.per_client(tested.by_class, self._mixtures)
+
     def _check_active(self, active: Sequence[int]) -> list[int]:
+        for i in active:
+            if isinstance(i, bool) or not isinstance(i, int | np.integer):
+                raise ValueError(f"active must list client numbers, e.g. [0, 3], got {i!r} in {list(active)}")
         chosen = sorted(int(i) for i in active)
         if not chosen:
             raise ValueError("active is empty: a round needs at least one client")

@@ -1,6 +1,7 @@
 """One run from its settings to its folder."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,11 +9,14 @@ from typing import Any
 from safetensors.torch import save_model
 
 from fedlesam import config as configs
+from fedlesam import costs
 from fedlesam.build import Experiment, build
 from fedlesam.checks import NotFinite
 from fedlesam.config import RunConfig
 from fedlesam.data.dataset import DataSet
 from fedlesam.data.split_names import save_split
+from fedlesam.engines.distributed import dismiss
+from fedlesam.engines.world import WorkerLost, World
 from fedlesam.federation import Federation, Record
 from fedlesam.runs import RunFolder, State, versions, write_json, write_text
 
@@ -23,24 +27,37 @@ LAST = 10
 
 
 def execute(
-    config: RunConfig, path: Path, *, overwrite: bool = False, watch: Watch | None = None, data: DataSet | None = None
+    config: RunConfig,
+    path: Path,
+    *,
+    overwrite: bool = False,
+    watch: Watch | None = None,
+    data: DataSet | None = None,
+    world: World | None = None,
 ) -> dict[str, Any]:
     """Train a resolved config into a folder and return its summary; a finished folder is only read.
 
     All settings are checked before the folder is touched. Ctrl-C and numbers that are not finite end the run with
-    everything up to the last good round in the folder, and are raised again.
+    everything up to the last good round in the folder, and are raised again. In a `world` of several processes the
+    leader does all of this, and the others train for it.
     """
     folder = RunFolder(path)
+    if world is not None and world.rank != 0:
+        build(config, data, folder=folder.memory, world=world).federation.follow()
+        return {}
     if not folder.claim(config, overwrite):
+        if world is not None:
+            dismiss(world)
         return folder.read_summary()
-    experiment = build(config, data)
+    experiment = build(config, data, folder=folder.memory, world=world)
+    costs.check_fits(costs.predict(config, experiment.federation), config, path)
     folder.clear()
     write_json(folder.versions, versions())
     save_split(experiment.split, experiment.data, folder.split)
     write_text(folder.config, configs.write(config))
     records: list[dict[str, Any]] = []
     try:
-        with folder.metrics.open("w", encoding="utf-8", buffering=1) as metrics:
+        with folder.metrics.open("w", encoding="utf-8", buffering=1) as metrics, experiment.federation:
             for record in experiment.federation.run(config.rounds):
                 records.append(record.as_dict())
                 metrics.write(json.dumps(records[-1]) + "\n")
@@ -49,7 +66,7 @@ def execute(
     except KeyboardInterrupt:
         _close(folder, config, experiment, records, "interrupted", "interrupted by the user")
         raise
-    except NotFinite as error:
+    except (NotFinite, WorkerLost) as error:
         _close(folder, config, experiment, records, "stopped", str(error))
         raise
     return _close(folder, config, experiment, records, "finished", "")
@@ -58,6 +75,8 @@ def execute(
 def _close(
     folder: RunFolder, config: RunConfig, experiment: Experiment, records: list[dict[str, Any]], state: State, why: str
 ) -> dict[str, Any]:
+    memory = largest_memory(experiment.federation)
+    shutil.rmtree(folder.memory, ignore_errors=True)
     beside = folder.model.with_name(folder.model.name + ".part")
     save_model(experiment.federation.model, str(beside))
     beside.replace(folder.model)
@@ -69,7 +88,7 @@ def _close(
         **accuracies(records),
         **{name: sum(r[name] for r in records) for name in ("backward_passes", "bytes_down", "bytes_up", "seconds")},
         "parameters": len(experiment.federation.weights),
-        "client_memory_bytes": largest_memory(experiment.federation),
+        "client_memory_bytes": memory,
         "split": {
             "scheme": experiment.split.scheme,
             "hash": experiment.split.hash,
@@ -96,4 +115,4 @@ def accuracies(records: list[dict[str, Any]]) -> dict[str, Any]:
 
 def largest_memory(federation: Federation) -> int:
     """The most a client holds between rounds, in bytes."""
-    return max((memory.nbytes for memory in federation.memories.values()), default=0)
+    return max((federation.memories[client].nbytes for client in federation.memories), default=0)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -29,6 +30,11 @@ class RunFolder:
     @property
     def split(self) -> Path:
         return self.path / "split.safetensors"
+
+    @property
+    def memory(self) -> Path:
+        """What clients remember beyond the memory budget, while the run goes on."""
+        return self.path / "memory"
 
     @property
     def metrics(self) -> Path:
@@ -95,6 +101,7 @@ class RunFolder:
     def clear(self) -> None:
         """Make the folder, without what an earlier run left."""
         self.path.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(self.memory, ignore_errors=True)
         for file in (self.summary, self.model, self.metrics, self.split, self.versions, self.config):
             file.unlink(missing_ok=True)
 

@@ -6,9 +6,10 @@ and one file on disk.
 """
 
 import json
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from weakref import WeakValueDictionary
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
@@ -33,11 +34,17 @@ class Store(Mapping[int, Memory]):
         self.folder, self.budget = folder, budget
         self.rounds: dict[int, int] = {}
         """The index: client -> the round its memory is of."""
+        self.keepers: Counter[int] = Counter()
+        """round -> how many clients' current memory is of it."""
         self.resident: OrderedDict[int, Memory] = OrderedDict()
         """What is in RAM, the longest inactive first."""
-        self.anchors: dict[int, Tensor] = {}
+        self.anchors: WeakValueDictionary[int, Tensor] = WeakValueDictionary()
         """round -> the global model it started from, while a client in RAM keeps it."""
-        self.mapped: dict[Path, State] = {}
+        self.mapped: WeakValueDictionary[int, Tensor] = WeakValueDictionary()
+        """The same, from a file, while somebody uses it."""
+        self.nbytes = 0
+        """In RAM; a vector that clients share counts once."""
+        self._holders: Counter[int] = Counter()
 
     def __getitem__(self, client: int) -> Memory:
         if client in self.resident:
@@ -50,13 +57,6 @@ class Store(Mapping[int, Memory]):
     def __len__(self) -> int:
         return len(self.rounds)
 
-    @property
-    def nbytes(self) -> int:
-        """In RAM; a vector that clients share counts once."""
-        return sum(
-            {t.data_ptr(): t.nbytes for memory in self.resident.values() for t in tensors(memory).values()}.values()
-        )
-
     def prepare(self, round: int, client: int, memory: Memory, anchor: Tensor) -> None:
         """Before a commit: with nothing kept in RAM, the file is written by whoever trained the client."""
         if self.budget == 0:
@@ -64,37 +64,46 @@ class Store(Mapping[int, Memory]):
 
     def commit(self, round: int, anchor: Tensor, memories: Mapping[int, Memory | None]) -> None:
         """Make the memories of a round's clients current, all at once. None: it is in its file."""
-        gone = {(client, self.rounds[client]) for client in memories if client in self.rounds}
+        gone = [(client, self.rounds[client]) for client in memories if client in self.rounds]
         for client, memory in memories.items():
-            self.rounds[client] = round
-            self.resident.pop(client, None)
+            self._drop(client)
             if memory is not None and self.budget != 0:
-                self.resident[client] = memory
-                if _keeps(memory, anchor):
+                self._keep(client, memory)
+                if any(tensor is anchor for tensor in tensors(memory).values()):
                     self.anchors[round] = anchor
-        self._spill()
+            self.rounds[client] = round
+        self.keepers.update({round: len(memories)})
+        self.keepers.subtract(old for _, old in gone)
+        while self.budget is not None and self.nbytes > self.budget:
+            self._spill(next(iter(self.resident)))
         self._collect(gone)
 
-    def _spill(self) -> None:
-        while self.budget is not None and self.resident and self.nbytes > self.budget:
-            client = next(iter(self.resident))
-            round = self.rounds[client]
-            self._write(round, client, self.resident[client], self.anchors.get(round))
-            del self.resident[client]
-        used = {self.rounds[client] for client in self.resident}
-        self.anchors = {round: anchor for round, anchor in self.anchors.items() if round in used}
+    def _keep(self, client: int, memory: Memory) -> None:
+        self.resident[client] = memory
+        for tensor in tensors(memory).values():
+            self._holders[tensor.data_ptr()] += 1
+            self.nbytes += tensor.nbytes if self._holders[tensor.data_ptr()] == 1 else 0
 
-    def _collect(self, gone: set[tuple[int, int]]) -> None:
+    def _drop(self, client: int) -> None:
+        memory = self.resident.pop(client, None)
+        for tensor in tensors(memory).values() if memory is not None else ():
+            self._holders[tensor.data_ptr()] -= 1
+            if not self._holders[tensor.data_ptr()]:
+                del self._holders[tensor.data_ptr()]
+                self.nbytes -= tensor.nbytes
+
+    def _spill(self, client: int) -> None:
+        round = self.rounds[client]
+        self._write(round, client, self.resident[client], self.anchors.get(round))
+        self._drop(client)
+
+    def _collect(self, gone: list[tuple[int, int]]) -> None:
         """Delete files that nothing names any more."""
-        if self.folder is None:
-            return
-        for client, round in gone:
+        for client, round in gone if self.folder is not None else ():
             self._path(round, client).unlink(missing_ok=True)
-        current = set(self.rounds.values())
-        for round in {round for _, round in gone} - current:
-            path = self._anchor_path(round)
-            self.mapped.pop(path, None)
-            path.unlink(missing_ok=True)
+            if not self.keepers[round]:
+                del self.keepers[round]
+                self._anchor_path(round).unlink(missing_ok=True)
 
     def _path(self, round: int, client: int) -> Path:
         assert self.folder is not None
@@ -117,10 +126,10 @@ class Store(Mapping[int, Memory]):
             own, about = _map(path)
             shared = json.loads(about.get("anchor", "[]"))
             if shared:
-                whole = self._anchor_path(round)
-                if whole not in self.mapped:
-                    self.mapped[whole] = _map(whole)[0]
-                own |= dict.fromkeys(shared, self.mapped[whole]["anchor"])
+                anchor = self.mapped.get(round)
+                if anchor is None:
+                    self.mapped[round] = anchor = _map(self._anchor_path(round))[0]["anchor"]
+                own |= dict.fromkeys(shared, anchor)
         except (OSError, SafetensorError, ValueError) as error:
             raise ValueError(f"{path}: the memory of client {client} cannot be read: {error}") from error
         parts: dict[str, State] = {slot: {} for slot in SLOTS}
@@ -132,10 +141,6 @@ class Store(Mapping[int, Memory]):
 
 def tensors(memory: Memory) -> State:
     return {f"{slot}.{name}": tensor for slot in SLOTS for name, tensor in getattr(memory, slot).items()}
-
-
-def _keeps(memory: Memory, anchor: Tensor) -> bool:
-    return any(tensor is anchor for tensor in tensors(memory).values())
 
 
 def _map(path: Path) -> tuple[State, dict[str, str]]:

@@ -11,12 +11,13 @@ COMMANDS = {
     "compare": "train several methods on the same split and rank them",
     "split": "divide a data set over clients, look at it, save it",
     "data": "fetch data sets, and check those you have",
+    "cost": "what a run will need: RAM, disk, traffic, backward passes",
     "list": "the algorithms, data sets, models and splits there are",
     "demo": "five methods on the embedded data in a minute, with pictures",
     "completion": "print the completion script of your shell",
 }
 
-BAD_INPUT, NOT_FINITE, INTERRUPTED = 2, 3, 130
+BAD_INPUT, NOT_FINITE, LOST, INTERRUPTED = 2, 3, 4, 130
 """Exit codes."""
 
 
@@ -55,7 +56,7 @@ def cli() -> None:
     Several, ranked:     fedlesam compare fedavg fedsam fedlesam --seeds 3
     What there is:       fedlesam list algorithms
 
-    Exit codes: 0 done, 2 bad input, 3 the numbers stopped being finite, 130 interrupted.
+    Exit codes: 0 done, 2 bad input, 3 the numbers stopped being finite, 4 a worker died, 130 interrupted.
     """
 
 
@@ -71,11 +72,15 @@ def main() -> None:
         sys.exit(INTERRUPTED)
     except BrokenPipeError:
         os._exit(0)
-    except (ValueError, ArithmeticError, OSError) as error:
+    except (ValueError, ArithmeticError, OSError, RuntimeError) as error:
         if os.environ.get("FEDLESAM_TRACEBACK"):
             raise
         from fedlesam.checks import NotFinite
+        from fedlesam.engines.world import WorkerLost
+
+        if isinstance(error, RuntimeError) and not isinstance(error, WorkerLost):
+            raise
 
         click.secho("error: ", fg="red", bold=True, nl=False, err=True)
         click.echo(str(error), err=True)
-        sys.exit(NOT_FINITE if isinstance(error, NotFinite) else BAD_INPUT)
+        sys.exit(NOT_FINITE if isinstance(error, NotFinite) else LOST if isinstance(error, WorkerLost) else BAD_INPUT)

@@ -1,6 +1,5 @@
 """fedlesam list"""
 
-import dataclasses
 import json
 from typing import Any
 
@@ -42,7 +41,7 @@ def algorithms() -> Listing:
     for name, make in CATALOGUE.items():
         algorithm, cost = make(), costs.measure(make())
         slots = [show_rule(rule) for rule in (algorithm.perturbation, algorithm.correction, algorithm.server)]
-        rows.append([name, *slots, *(f"{value:g}" for value in dataclasses.astuple(cost))])
+        rows.append([name, *slots, *(f"{value:g}" for value in (cost.passes, cost.down, cost.up, cost.stored))])
     return ["name", "perturbation", "correction", "server rule", "passes", "down", "up", "stored"], rows
 
 

@@ -60,15 +60,22 @@ def command(
     config, folder = settle(gather(config_file, assignments, flags), out)
 
     from fedlesam.cli.show import Display, percent
+    from fedlesam.engines.world import from_environment
     from fedlesam.runner import execute
     from fedlesam.runs import RunFolder
 
+    world = from_environment()
+    if world is not None and world.rank != 0:
+        execute(config, folder, world=world)
+        return
     display = Display(quiet or as_json)
+    if config.workers > 1:
+        display.say(f"{config.workers} workers, {config.threads} threads each")
     done = RunFolder(folder).read_summary().get("state") == "finished"
     with display.open():
         watch = display.watch(config.algorithm, config.rounds) if not done or overwrite else None
         try:
-            summary = execute(config, folder, overwrite=overwrite, watch=watch)
+            summary = execute(config, folder, overwrite=overwrite, watch=watch, world=world)
         except KeyboardInterrupt:
             display.say(f"interrupted: what was done is in {folder}")
             raise

@@ -1,5 +1,6 @@
 """The active clients side by side in several processes: one broadcast and one sum of the model per round."""
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
@@ -86,12 +87,7 @@ class DistributedEngine:
         commit_round(self.here, [client for job in self.jobs for client in job], self.pinned)
 
     def close(self) -> None:
-        try:
-            if not self.world.lost.is_set():
-                self.world.broadcast({"do": "stop"})
-        except WorkerLost:
-            pass
-        self.world.close()
+        dismiss(self.world)
 
     def _tell(self, sent: Broadcast) -> None:
         """The global model and what the rules broadcast with it, once per round."""
@@ -107,6 +103,14 @@ class DistributedEngine:
         """Local steps, as the measure of a job."""
         local, size = self.here.local, size_of(self.here.clients[client])
         return local.epochs_of(self.here.seed, round, client) * -(-size // local.batch_size)
+
+
+def dismiss(world: World) -> None:
+    """Let the others go."""
+    if not world.lost.is_set():
+        with contextlib.suppress(WorkerLost):
+            world.broadcast({"do": "stop"})
+    world.close()
 
 
 def follow(here: SerialEngine, pinned: bool, world: World) -> None:

@@ -104,7 +104,7 @@ def from_environment() -> World | None:
         return None
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if not dist.is_initialized():
-        dist.init_process_group(_backend(), timeout=FOREVER)
+        _join()
     return World(rank, size)
 
 
@@ -150,11 +150,14 @@ def _worker(
 
 def _meet(rank: int, size: int, meeting: str) -> None:
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    dist.init_process_group(_backend(), init_method=f"file://{meeting}", rank=rank, world_size=size, timeout=FOREVER)
+    _join(init_method=f"file://{meeting}", rank=rank, world_size=size)
 
 
-def _backend() -> str:
-    return "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+def _join(**place: Any) -> None:
+    hook = sys.excepthook
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    dist.init_process_group(backend, timeout=FOREVER, **place)
+    sys.excepthook = hook  # torch's would put [rank0] before every line of every traceback
 
 
 def _watch(world: World) -> None:

@@ -1,12 +1,15 @@
 """A module seen as one vector: the only place that writes into a module."""
 
 from collections.abc import Callable, Mapping
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 Loss = Callable[[Tensor, Tensor], Tensor]
+Precision = Literal["fp32", "bf16"]
+"""bf16: the forward pass under autocast; weights, gradients and sums stay as they are."""
 
 
 class FlatModel:
@@ -16,8 +19,9 @@ class FlatModel:
     step costs what `torch.optim.SGD` costs.
     """
 
-    def __init__(self, module: nn.Module) -> None:
-        self.module = module
+    def __init__(self, module: nn.Module, precision: Precision = "fp32", compile: bool = False) -> None:
+        self.module, self.bf16 = module, precision == "bf16"
+        self.call: Callable[[Tensor], Tensor] = torch.compile(module) if compile else module
         parameters = [p for p in module.parameters() if p.requires_grad]
         if not parameters:
             raise ValueError(
@@ -73,8 +77,10 @@ class FlatModel:
         """Pictures go in channels-last, in which convolutions are fastest; the weights keep their layout."""
         if self.convolves and x.ndim == 4:
             x = x.contiguous(memory_format=torch.channels_last)
-        output: Tensor = self.module(x)
-        return output
+        if not self.bf16:
+            return self.call(x)
+        with torch.autocast(self.device.type, torch.bfloat16):
+            return self.call(x).float()
 
     def backward(self, loss: Loss, x: Tensor, y: Tensor) -> float:
         """One forward and backward pass at the current weights; the gradient is then in `gradients()`."""

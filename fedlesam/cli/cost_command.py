@@ -1,0 +1,52 @@
+"""fedlesam cost"""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from fedlesam import config as configs
+from fedlesam.cli.options import OUTPUT, Grouped, GroupedCommand, gather, settings
+
+
+@click.command(
+    "cost",
+    cls=GroupedCommand,
+    short_help="what a run will need",
+    examples=(
+        "fedlesam cost --algorithm fedlesam-s --model resnet18 --data cifar10 --clients 200 --active 20",
+        "fedlesam cost --algorithm fedsmoo --clients 40 --active 4 --workers 2 --memory 100MB --json",
+    ),
+)
+@settings()
+@click.option("--json", "as_json", cls=Grouped, group=OUTPUT, is_flag=True, help="for scripts; sizes in bytes")
+def command(config_file: Path | None, assignments: tuple[str, ...], as_json: bool, **flags: Any) -> None:
+    """Predict what a run needs, without running it: RAM, disk, bytes per round, backward passes.
+
+    Takes the flags of `fedlesam run`. RAM is without the data set and the activations of a forward pass.
+    """
+    config = configs.resolve(gather(config_file, assignments, flags))
+
+    from fedlesam import costs
+    from fedlesam.build import build
+
+    predicted = costs.predict(config, build(config).federation)
+    if as_json:
+        click.echo(json.dumps(dataclasses.asdict(predicted)))
+        return
+    p, size = predicted, costs.size
+    rows = [
+        ("model", f"{p.parameters:,} parameters"),
+        ("clients", f"{p.clients:,}, {p.active:,} active a round"),
+        ("backward passes", f"{p.backward_passes_per_round:,.0f} a round"),
+        ("sent to clients", f"{size(p.bytes_down_per_round)} a round"),
+        ("sent by clients", f"{size(p.bytes_up_per_round)} a round"),
+        ("one client keeps", size(p.one_client) if p.one_client else "nothing"),
+        ("all clients keep", f"{size(p.client_memory)} in the end" if p.client_memory else "nothing"),
+        ("RAM", f"{size(p.ram)}, of which at most {size(config.memory)} for the clients' memory"),
+        ("disk", size(p.disk)),
+    ]
+    for name, value in rows:
+        click.echo(f"{name + ':':<20}{value}")
