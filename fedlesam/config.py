@@ -259,4 +259,5 @@ def identity(config: RunConfig) -> str:
 def _flat(config: RunConfig) -> dict[str, Value]:
     table = as_table(config)
     table.pop("data_dir", None)
-    return {**table, **table.pop("hyper")}
+    hyper = table.pop("hyper")
+    return {**table, **hyper}
