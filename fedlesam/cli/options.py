@@ -31,7 +31,7 @@ class GroupedCommand(click.Command):
         groups: dict[str, list[tuple[str, str]]] = {}
         for parameter in self.get_params(ctx):
             row = parameter.get_help_record(ctx)
-            if row is not None:
+            if row is not None and isinstance(parameter, click.Option):
                 groups.setdefault(getattr(parameter, "group", "Other"), []).append(row)
         for name, rows in groups.items():
             with formatter.section(name):

@@ -121,6 +121,7 @@ def load_split(path: Path, data: DataSet) -> Split:
         ) from error
     if (
         not isinstance(about, dict)
+        or not sizes.dtype == indices.dtype == np.int64
         or indices.ndim != 1
         or sizes.ndim != 1
         or sizes.sum() != len(indices)

@@ -69,9 +69,9 @@ def accuracy_curves(runs: list[Run], path: Path, title: str) -> Path:
     if ends:
         low = min(float(np.percentile(curve, 10)) for curve in ends)
         axes.set_ylim(bottom=max(0.0, low - 5))
+        axes.legend(frameon=False, loc="lower right", fontsize=9)
     axes.grid(alpha=0.25, linewidth=0.5)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, loc="lower right", fontsize=9)
     return save(figure, path)
 
 

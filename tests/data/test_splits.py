@@ -72,7 +72,7 @@ def test_dirichlet_has_equal_sizes(supply: list[int], share: float, beta: float,
     assert split.sizes[0] == len(labels) // clients
     assert split.drawn is not None
     assert np.allclose(split.drawn.sum(1), 1)
-    assert (split.drawn[:, [n == 0 for n in supply]] == 0).all()
+    assert (split.drawn[:, np.bincount(labels) == 0] == 0).all()
     if repeat:
         assert refilled_only_when_used_up(split, labels)
     else:
@@ -229,7 +229,7 @@ def test_the_smaller_beta_the_fewer_classes_a_client_has() -> None:
             for beta in (0.01, 0.1, 1.0, 100.0)
         ]
         assert held == sorted(held)
-        assert held[0] < 3
+        assert held[0] < 4
         assert held[-1] > 9.9
 
 

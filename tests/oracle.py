@@ -1,0 +1,225 @@
+"""Every method of the catalogue once more: plain imperative code, written from the mathematics alone.
+
+Slow and direct on purpose: weights are dicts of tensors, FedLESAM is v + e at every step with weight decay on v, every
+correction is written out at every step. Nothing here uses the package's rules, client or server. Only the order of the
+batches is taken from it, because that is an input.
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from fedlesam.data.batches import batch_indices
+from fedlesam.seeds import generator
+
+Weights = dict[str, Tensor]
+
+LOCAL_ASCENT = ("fedsam", "mofedsam", "fedgamma")
+GLOBAL_ASCENT = ("fedlesam", "fedlesam-s", "fedlesam-d", "fedlesam-m")
+PREVIOUS_STEP = ("freesam", "freesam-s", "freesam-d")
+CONTROL_VARIATES = ("scaffold", "fedgamma", "fedlesam-s", "freesam-s")
+MOMENTUM = ("fedcm", "mofedsam", "fedlesam-m")
+DYNAMIC = ("feddyn", "fedsmoo", "fedlesam-d", "freesam-d")
+
+
+def norm(v: Weights) -> float:
+    return sum(float((t**2).sum()) for t in v.values()) ** 0.5
+
+
+def flat(v: Weights) -> Tensor:
+    return torch.cat([t.reshape(-1) for t in v.values()])
+
+
+def gradient(p: Weights, x: Tensor, y: Tensor) -> Weights:
+    """Of the mean cross-entropy of a tanh network."""
+    leaves = {k: t.detach().requires_grad_() for k, t in p.items()}
+    names = list(leaves)
+    for k in range(0, len(names), 2):
+        x = x @ leaves[names[k]].T + leaves[names[k + 1]]
+        if k + 2 < len(names):
+            x = torch.tanh(x)
+    scores = x - x.logsumexp(1, keepdim=True)
+    loss = -scores[torch.arange(len(y)), y].mean()
+    return dict(zip(names, torch.autograd.grad(loss, list(leaves.values())), strict=True))
+
+
+class Oracle:
+    def __init__(
+        self,
+        method: str,
+        model: nn.Module,
+        clients: Sequence[tuple[Tensor, Tensor]],
+        epochs: Callable[[int, int], int],
+        *,
+        seed: int,
+        lr: float,
+        lr_decay: float,
+        batch_size: int,
+        weight_decay: float,
+        clip: float,
+        clip_scope: str,
+        momentum: float = 0.0,
+        rho: float = 0.0,
+        alpha: float = 1.0,
+        lam: float = 0.0,
+        prox: float = 0.0,
+        lr_g: float = 1.0,
+        first: str = "none",
+        by_examples: bool = False,
+    ) -> None:
+        self.method, self.clients, self.epochs, self.seed = method, clients, epochs, seed
+        self.lr, self.lr_decay, self.batch_size, self.weight_decay = lr, lr_decay, batch_size, weight_decay
+        self.clip_norm, self.clip_scope, self.heavy_ball = clip, clip_scope, momentum
+        self.rho, self.alpha, self.lam, self.prox, self.lr_g = rho, alpha, lam, prox, lr_g
+        self.first, self.by_examples = first, by_examples
+
+        self.t = 0
+        self.w: Weights = {k: p.detach().clone() for k, p in model.named_parameters()}
+        self.c, self.m, self.H, self.s = self.zeros(), self.zeros(), self.zeros(), self.zeros()
+        self.a, self.b = self.zeros(), self.zeros()
+        self.c_i: dict[int, Weights] = {}
+        self.h_i: dict[int, Weights] = {}
+        self.mu_i: dict[int, Weights] = {}
+        self.old_i: dict[int, Weights] = {}
+        self.clipped, self.steps = 0, 0
+        self.trace: list[tuple[int, int, Tensor, Tensor]] = []
+        """(round, client, v, e) before every step."""
+
+    def zeros(self) -> Weights:
+        return {k: torch.zeros_like(t) for k, t in self.w.items()}
+
+    def clip(self, g: Weights) -> Weights:
+        factor = self.clip_norm / (norm(g) + 1e-6)
+        self.steps += 1
+        if factor >= 1:
+            return g
+        self.clipped += 1
+        return {k: t * factor for k, t in g.items()}
+
+    def train(self, i: int) -> tuple[Weights, int]:
+        """Client i's local training: its v at the end and its number of steps."""
+        w, lr = self.w, self.lr * self.lr_decay**self.t
+        c_i, h_i = self.c_i.get(i, self.zeros()), self.h_i.get(i, self.zeros())
+        mu = self.mu_i.get(i, self.zeros())
+        x, y = self.clients[i]
+        draw = generator(self.seed, "batches", self.t, i)
+        v = {k: t.clone() for k, t in w.items()}
+        heavy, before, taken = self.zeros(), None, 0
+        for batch in batch_indices(len(x), self.batch_size, self.epochs(self.t, i), False, draw):
+            xb, yb = x[batch], y[batch]
+
+            e = self.zeros()
+            if self.method in LOCAL_ASCENT:
+                g0 = gradient(v, xb, yb)
+                length = norm(g0) + 1e-7
+                e = {k: self.rho * g0[k] / length for k in v}
+            if self.method == "fedsmoo":
+                g0 = gradient(v, xb, yb)
+                q = {k: g0[k] - mu[k] - self.s[k] for k in v}
+                length = norm(q) + 1e-7
+                e = {k: self.rho * q[k] / length for k in v}
+                mu = {k: mu[k] + e[k] - self.s[k] for k in v}
+            if self.method in GLOBAL_ASCENT and (i in self.old_i or self.first == "origin"):
+                old = self.old_i.get(i, self.zeros())
+                back = {k: old[k] - w[k] for k in v}
+                length = norm(back)
+                if length > 0:
+                    e = {k: self.rho * back[k] / length for k in v}
+            if self.method in PREVIOUS_STEP and before is not None:
+                length = norm(before) + 1e-7
+                e = {k: self.rho * before[k] / length for k in v}
+            self.trace.append((self.t, i, flat(v), flat(e)))
+
+            g = gradient({k: v[k] + e[k] for k in v}, xb, yb)
+            before = g
+            if self.clip_scope == "loss":
+                g = self.clip(g)
+            if self.method in CONTROL_VARIATES:
+                g = {k: g[k] - c_i[k] + self.c[k] for k in v}
+            if self.method in MOMENTUM:
+                g = {k: self.alpha * g[k] + (1 - self.alpha) * self.m[k] for k in v}
+            if self.method in DYNAMIC:
+                g = {k: g[k] + self.lam * (h_i[k] - w[k]) for k in v}
+            if self.method == "fedprox":
+                g = {k: g[k] - self.prox * w[k] for k in v}
+            if self.clip_scope == "corrected":
+                g = self.clip(g)
+            if self.method in DYNAMIC:
+                g = {k: g[k] + self.lam * v[k] for k in v}
+            if self.method == "fedprox":
+                g = {k: g[k] + self.prox * v[k] for k in v}
+            g = {k: g[k] + self.weight_decay * v[k] for k in v}
+            heavy = {k: self.heavy_ball * heavy[k] + g[k] for k in v}
+            v = {k: v[k] - lr * heavy[k] for k in v}
+            taken += 1
+        if self.method == "fedsmoo":
+            self.mu_i[i] = mu
+        return v, taken
+
+    def round(self, active: Sequence[int]) -> None:
+        w, n, lr = self.w, len(self.clients), self.lr * self.lr_decay**self.t
+        updates, changes, counts = [], [], []
+        for i in active:
+            v, taken = self.train(i)
+            d_i = {k: v[k] - w[k] for k in w}
+            updates.append(d_i)
+            counts.append(taken)
+            if self.method in CONTROL_VARIATES:
+                mine = self.c_i.get(i, self.zeros())
+                fresh = {k: mine[k] - self.c[k] - d_i[k] / (taken * lr) for k in w}
+                changes.append({k: fresh[k] - mine[k] for k in w})
+                self.c_i[i] = fresh
+            if self.method in DYNAMIC:
+                mine = self.h_i.get(i, self.zeros())
+                self.h_i[i] = {k: mine[k] + d_i[k] for k in w}
+            if self.method in GLOBAL_ASCENT:
+                self.old_i[i] = w
+        shares = [len(self.clients[i][0]) if self.by_examples else 1 for i in active]
+        d = {k: sum(s * u[k] for s, u in zip(shares, updates, strict=True)) / sum(shares) for k in w}
+
+        if self.method in CONTROL_VARIATES:
+            mean_change = {k: sum(change[k] for change in changes) / len(active) for k in w}
+            self.c = {k: self.c[k] + len(active) / n * mean_change[k] for k in w}
+        if self.method in MOMENTUM:
+            mean_steps = sum(counts) / len(counts)
+            self.m = {k: -d[k] / (mean_steps * lr) for k in w}
+        if self.method == "fedsmoo":
+            p = {k: sum(self.mu_i[i][k] for i in active) / len(active) for k in w}
+            length = norm(p) + 1e-7
+            self.s = {k: self.rho * p[k] / length for k in w}
+
+        if self.method == "fedadam":
+            self.a = {k: 0.9 * self.a[k] + 0.1 * d[k] for k in w}
+            self.b = {k: 0.99 * self.b[k] + 0.01 * d[k] ** 2 for k in w}
+            self.w = {k: w[k] + self.lr_g * self.a[k] / (self.b[k] ** 0.5 + 0.01) for k in w}
+        elif self.method in DYNAMIC:
+            self.H = {k: self.H[k] + len(active) / n * d[k] for k in w}
+            self.w = {k: w[k] + d[k] + self.H[k] for k in w}
+        else:
+            self.w = {k: w[k] + self.lr_g * d[k] for k in w}
+        self.t += 1
+
+    def states(self) -> dict[str, Tensor]:
+        """All state the method needs, under the names of `worlds.states`."""
+        known = {"round": torch.tensor(self.t), "weights": flat(self.w)}
+        if self.method in CONTROL_VARIATES:
+            known["correction.c"] = flat(self.c)
+        if self.method in MOMENTUM:
+            known["correction.m"] = flat(self.m)
+        if self.method == "fedsmoo":
+            known["perturbation.s"] = flat(self.s)
+        if self.method in DYNAMIC:
+            known["server.H"] = flat(self.H)
+        if self.method == "fedadam":
+            known |= {"server.a": flat(self.a), "server.b": flat(self.b)}
+        for i in {i for _, i, _, _ in self.trace}:
+            for slot, name, memories in (
+                ("perturbation", "mu", self.mu_i),
+                ("perturbation", "old", self.old_i),
+                ("correction", "c", self.c_i),
+                ("correction", "h", self.h_i),
+            ):
+                if i in memories:
+                    known[f"client {i}.{slot}.{name}"] = flat(memories[i])
+        return known

@@ -1,0 +1,116 @@
+"""Pictures are real files that show what they should."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from PIL import Image
+
+from fedlesam.algorithms import CATALOGUE
+from fedlesam.config import RunConfig
+from fedlesam.report.pictures import COLOURS, accuracy_curves, split_heat_map, style
+from fedlesam.report.read import Run
+
+DARK, LIGHT = (8, 48, 107), (247, 251, 255)
+"""The ends of the map Blues."""
+
+
+def pixels(path: Path, size: tuple[int, int]) -> NDArray[np.uint8]:
+    with Image.open(path) as image:
+        assert image.format == "PNG"
+        assert image.size == size
+        return np.asarray(image.convert("RGB"))
+
+
+def places(picture: NDArray[np.uint8], colour: tuple[int, ...]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Rows and columns of a colour, left of the colour bar."""
+    rows, columns = np.nonzero((picture == colour).all(2))
+    left = columns < 0.85 * picture.shape[1]
+    return rows[left], columns[left]
+
+
+def rgb(colour: str) -> tuple[int, ...]:
+    return tuple(int(colour[i : i + 2], 16) for i in (1, 3, 5))
+
+
+def run(algorithm: str, values: list[float], seed: int = 0) -> Run:
+    records = [{"round": t, "test_accuracy": value} for t, value in enumerate(values)]
+    return Run(Path("x"), RunConfig(algorithm=algorithm, seed=seed), {}, records)
+
+
+def test_heat_map_shows_clients_to_the_right_and_classes_upwards(tmp_path: Path) -> None:
+    counts = np.array([[7, 0, 0], [0, 0, 7]])  # client 0 has class 0, client 1 class 2
+    path = split_heat_map(counts, ["a", "b", "c"], tmp_path / "new" / "split.png", "a title")
+    picture = pixels(path, (1080, 540))
+    assert [p.name for p in path.parent.iterdir()] == ["split.png"]
+    all_rows, all_columns = (
+        np.concatenate(both) for both in zip(places(picture, DARK), places(picture, LIGHT), strict=True)
+    )
+    top, bottom, left, right = all_rows.min(), all_rows.max(), all_columns.min(), all_columns.max()
+    assert right - left > 400
+    assert bottom - top > 200
+
+    def cell(client: int, c: int) -> tuple[int, ...]:
+        row = bottom - int((c + 0.5) * (bottom - top) / 3)
+        column = left + int((client + 0.5) * (right - left) / 2)
+        return tuple(int(v) for v in picture[row, column])
+
+    for client in range(2):
+        for c in range(3):
+            assert cell(client, c) == (DARK if counts[client, c] else LIGHT), (client, c)
+
+
+def test_heat_map_of_many_classes_and_clients(tmp_path: Path) -> None:
+    counts = np.random.default_rng(0).integers(0, 50, (300, 100))
+    picture = pixels(split_heat_map(counts, [str(c) for c in range(100)], tmp_path / "x.png", "t"), (1080, 540))
+    assert len(np.unique(picture.reshape(-1, 3), axis=0)) > 100
+
+
+def test_curves_lie_where_their_numbers_are(tmp_path: Path) -> None:
+    path = accuracy_curves([run("fedavg", [0.2, 0.3, 0.4]), run("scaffold", [0.6, 0.7, 0.8])], tmp_path / "a.png", "t")
+    picture = pixels(path, (1080, 660))[:500]  # above the legend
+    low, high = (places(picture, rgb(style(name, [])[0]))[0] for name in ("fedavg", "scaffold"))
+    assert len(low) > 20
+    assert len(high) > 20
+    assert high.mean() < low.mean(), "pictures count rows from the top"
+    assert [p.name for p in tmp_path.iterdir()] == ["a.png"]
+
+
+def test_seeds_have_a_range(tmp_path: Path) -> None:
+    one = pixels(accuracy_curves([run("fedavg", [0.5, 0.5])], tmp_path / "1.png", "t"), (1080, 660))
+    two = pixels(
+        accuracy_curves([run("fedavg", [0.4, 0.4]), run("fedavg", [0.6, 0.6], 1)], tmp_path / "2.png", "t"), (1080, 660)
+    )
+    white = [int((picture == 255).all(2).sum()) for picture in (one, two)]
+    assert white[1] < 0.7 * white[0], "the band between the seeds"
+
+
+def test_runs_without_accuracy_still_give_a_picture(tmp_path: Path) -> None:
+    stopped = Run(Path("x"), RunConfig(), {}, [])
+    pixels(accuracy_curves([stopped, run("fedavg", [0.5, 0.6])], tmp_path / "a.png", "t"), (1080, 660))
+    pixels(accuracy_curves([stopped], tmp_path / "b.png", "t"), (1080, 660))
+
+
+def test_a_run_that_ended_early_shortens_the_mean(tmp_path: Path) -> None:
+    runs = [run("fedavg", [0.5, 0.6, 0.7]), run("fedavg", [0.5], seed=1)]
+    pixels(accuracy_curves(runs, tmp_path / "a.png", "t"), (1080, 660))
+
+
+def test_every_method_of_the_catalogue_has_a_look_of_its_own() -> None:
+    looks = {name: style(name, list(CATALOGUE)) for name in CATALOGUE}
+    assert len(set(looks.values())) == 17
+    assert looks == {name: style(name, [name]) for name in CATALOGUE}, "the same in every picture"
+
+
+@pytest.mark.parametrize("beside", CATALOGUE)
+def test_methods_of_your_own_get_colours_that_are_left(beside: str) -> None:
+    taken = [beside, "mine:one", "mine:two"]
+    looks = [style(name, taken) for name in taken]
+    assert len({colour for colour, _ in looks}) == 3
+    assert {colour for colour, _ in looks} <= set(COLOURS)
+
+
+def test_more_methods_than_colours() -> None:
+    names = [f"mine:m{i}" for i in range(20)]
+    assert {style(name, names)[0] for name in names} == set(COLOURS)

@@ -1,0 +1,140 @@
+"""Several methods on the same clients, batches and first model."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from fedlesam import compare as comparison
+from fedlesam.compare import compare, draw, folder_of, plan
+from fedlesam.config import RunConfig
+from fedlesam.runs import RunFolder
+
+TINY = RunConfig(clients=6, active=2, rounds=2, epochs=1, batch_size=50, model="mlp:hidden=4", threads=1)
+
+
+def test_hyper_parameters_go_to_those_who_take_them() -> None:
+    base = dataclasses.replace(TINY, hyper={"rho": 0.3, "alpha": 0.2})
+    plans = {config.algorithm: config.hyper for config in plan(base, ["fedavg", "fedsam", "mofedsam", "fedcm"], 1)}
+    assert plans == {
+        "fedavg": {"lr_g": 1.0},
+        "fedsam": {"rho": 0.3, "lr_g": 1.0},
+        "mofedsam": {"rho": 0.3, "alpha": 0.2, "lr_g": 1.0},
+        "fedcm": {"alpha": 0.2, "lr_g": 1.0},
+    }
+
+
+def test_one_that_nobody_takes_is_refused() -> None:
+    with pytest.raises(ValueError, match="none of fedavg, fedsam takes alpha"):
+        plan(dataclasses.replace(TINY, hyper={"alpha": 0.3}), ["fedavg", "fedsam"], 1)
+
+
+def test_seeds_and_each_methods_own_decay() -> None:
+    plans = plan(dataclasses.replace(TINY, seed=4), ["fedavg", "feddyn"], 2)
+    assert [(p.algorithm, p.seed, p.lr_decay) for p in plans] == [
+        ("fedavg", 4, 0.998),
+        ("fedavg", 5, 0.998),
+        ("feddyn", 4, 0.9995),
+        ("feddyn", 5, 0.9995),
+    ]
+    assert len({folder_of(Path("x"), p) for p in plans}) == 4
+
+
+def test_bad_plans() -> None:
+    with pytest.raises(ValueError, match="a method is named twice: fedavg, fedavg"):
+        plan(TINY, ["fedavg", "fedavg"], 1)
+    with pytest.raises(ValueError, match="unknown algorithm 'fedag': did you mean 'fedavg'"):
+        plan(TINY, ["fedsam", "fedag"], 1)
+
+
+def first_records(folder: Path) -> dict[str, Any]:
+    first: dict[str, Any] = json.loads((folder / "metrics.jsonl").read_text().splitlines()[0])
+    return first
+
+
+def test_the_same_clients_batches_and_first_model(tmp_path: Path) -> None:
+    """Methods that only differ from the second round on are equal in the first."""
+    plans = plan(TINY, ["fedavg", "scaffold", "fedlesam"], 1)
+    runs = compare(plans, tmp_path)
+    assert [run.algorithm for run in runs] == ["fedavg", "scaffold", "fedlesam"]
+    firsts = [first_records(folder_of(tmp_path, p)) for p in plans]
+    for key in ("active", "train_loss", "test_loss", "test_accuracy"):
+        assert firsts[0][key] == firsts[1][key] == firsts[2][key]
+    seconds = [run.records[1]["train_loss"] for run in runs]
+    assert seconds[0] != seconds[1]
+    splits = {(folder_of(tmp_path, p) / "split.safetensors").read_bytes() for p in plans}
+    assert len(splits) == 1
+
+
+def test_finished_runs_are_not_repeated(tmp_path: Path) -> None:
+    compare(plan(TINY, ["fedavg"], 1), tmp_path)
+    model = tmp_path / "fedavg-seed0" / "model.safetensors"
+    before = model.stat().st_mtime_ns
+    watched = []
+    runs = compare(
+        plan(TINY, ["fedavg", "fedsam"], 1),
+        tmp_path,
+        watch=lambda config: watched.append(config.algorithm),  # type: ignore[func-returns-value]
+    )
+    assert watched == ["fedsam"]
+    assert model.stat().st_mtime_ns == before
+    assert [len(run.records) for run in runs] == [2, 2]
+
+
+def test_all_is_checked_before_anything_is_trained(tmp_path: Path) -> None:
+    """The first method could do it, the second cannot."""
+    base = dataclasses.replace(TINY, weighting="examples")
+    with pytest.raises(ValueError, match="weighting by examples does not work with ControlVariates"):
+        compare(plan(base, ["fedavg", "scaffold"], 1), tmp_path / "x")
+    assert not (tmp_path / "x").exists()
+    compare(plan(TINY, ["fedsam"], 1), tmp_path / "x")
+    with pytest.raises(ValueError, match="holds another run"):
+        compare(plan(dataclasses.replace(TINY, lr=0.3), ["fedavg", "fedsam"], 1), tmp_path / "x")
+    assert not (tmp_path / "x" / "fedavg-seed0").exists()
+
+
+def test_data_are_loaded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    load, loaded = comparison.load_data, []
+
+    def counting(config: RunConfig) -> Any:
+        loaded.append(config.data)
+        return load(config)
+
+    monkeypatch.setattr(comparison, "load_data", counting)
+    monkeypatch.setattr("fedlesam.build.load_data", counting)
+    compare(plan(TINY, ["fedavg", "fedsam"], 2), tmp_path)
+    assert loaded == ["digits"]
+    compare(plan(TINY, ["fedavg", "fedsam"], 2), tmp_path)
+    assert loaded == ["digits"], "not at all where all runs are done"
+
+
+def test_pictures_of_a_comparison(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    titles = []
+    real = comparison.pictures.accuracy_curves
+    monkeypatch.setattr(
+        comparison.pictures,
+        "accuracy_curves",
+        lambda runs, path, title: titles.append(title) or real(runs, path, title),
+    )
+    base = dataclasses.replace(TINY, split="pooled", clients=None, active=1)
+    drawn = draw(compare(plan(base, ["fedavg"], 1), tmp_path), tmp_path)
+    assert drawn == [tmp_path / "accuracy.png", tmp_path / "split.png"]
+    assert titles == ["digits, mlp:hidden=4, pooled, 1 clients, 1 active"]
+    for path in drawn:
+        with Image.open(path) as image:
+            image.load()
+            assert len(image.convert("RGB").getcolors(10**6)) > 10
+
+
+def test_share_of_active_clients_is_named() -> None:
+    assert comparison.active(dataclasses.replace(TINY, active=0.1)) == "10 %"
+    assert comparison.active(dataclasses.replace(TINY, active=3)) == 3
+
+
+def test_a_users_method_has_a_folder_name(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, dataclasses.replace(TINY, algorithm="my.module:method", seed=2))
+    assert folder == tmp_path / "my.module-method-seed2"
+    assert not RunFolder(folder).config.exists()

@@ -1,0 +1,43 @@
+"""Every method's costs, as its description in the specification adds up to."""
+
+import pytest
+
+from fedlesam.algorithms import CATALOGUE, Algorithm
+from fedlesam.costs import Cost, measure
+from fedlesam.rules.perturbation import GlobalAscent, LocalAscent
+
+COSTS = {
+    #              passes, down, up, stored
+    "fedavg": (1, 1, 1, 1),
+    "fedadam": (1, 1, 1, 1),  # the moments stay at the server
+    "scaffold": (1, 2, 2, 2),  # w and c down; d_i and the change of c_i up; c_i kept
+    "fedcm": (1, 2, 1, 1),  # w and m down
+    "feddyn": (1, 1, 1, 2),  # h_i kept
+    "fedsam": (2, 1, 1, 1),
+    "mofedsam": (2, 2, 1, 1),
+    "fedgamma": (2, 2, 2, 2),
+    "fedsmoo": (2, 2, 2, 3),  # w and s down; d_i and mu_i up; mu_i and h_i kept
+    "fedlesam": (1, 1, 1, 2),  # the last model received kept
+    "fedlesam-s": (1, 2, 2, 3),
+    "fedlesam-d": (1, 1, 1, 3),  # algorithms.md, the sources' mistake 15
+    "fedprox": (1, 1, 1, 1),
+    "fedlesam-m": (1, 2, 1, 2),
+    "freesam": (1, 1, 1, 1),
+    "freesam-s": (1, 2, 2, 2),
+    "freesam-d": (1, 1, 1, 2),
+}
+
+
+def test_all_seventeen_are_here() -> None:
+    assert list(CATALOGUE) == list(COSTS)
+    assert len(COSTS) == 17
+
+
+@pytest.mark.parametrize("name", COSTS)
+def test_costs(name: str) -> None:
+    assert measure(CATALOGUE[name]()) == Cost(*COSTS[name])
+
+
+def test_a_new_combination_is_measured_too() -> None:
+    assert measure(Algorithm(LocalAscent(0.1))).passes == 2
+    assert measure(Algorithm(GlobalAscent(0.1))).stored == 2

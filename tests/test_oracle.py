@@ -1,0 +1,123 @@
+"""The whole catalogue against the independent oracle."""
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+from oracle import Oracle
+from torch import Tensor
+from worlds import SCHEDULE, epochs, federation, mlp, play, samples, states, training
+
+from fedlesam import lookup
+from fedlesam.algorithms import CATALOGUE
+
+SCOPES = ("loss", "corrected")
+SETTINGS: dict[str, Any] = {"lr": 0.2, "lr_decay": 0.9, "batch_size": 4, "weight_decay": 0.05, "clip": 0.6}
+HYPER = {"rho": 0.15, "alpha": 0.3, "lam": 0.2, "prox": 0.12}
+
+
+def hyper_of(method: str) -> dict[str, float]:
+    """Values that differ from the defaults, for what the method takes."""
+    takes = lookup.hyperparameters(method)
+    chosen = {key: value for key, value in HYPER.items() if key in takes}
+    return chosen | {"lr_g": 0.05 if method == "fedadam" else 1.0}
+
+
+@functools.cache
+def truth(method: str, scope: str) -> Oracle:
+    """The oracle in double precision, after the eight rounds."""
+    oracle = Oracle(method, mlp(), samples(), epochs, seed=7, clip_scope=scope, **{**SETTINGS, **hyper_of(method)})
+    for active in SCHEDULE:
+        oracle.round(active)
+    return oracle
+
+
+def assert_agree(ours: Mapping[str, Tensor], oracle: Mapping[str, Tensor], tolerance: float) -> None:
+    assert ours.keys() == oracle.keys()
+    for name in oracle:
+        torch.testing.assert_close(
+            ours[name].double(), oracle[name].double(), atol=tolerance, rtol=0, msg=lambda m, name=name: f"{name}: {m}"
+        )
+
+
+@pytest.mark.parametrize("scope", SCOPES)
+@pytest.mark.parametrize("method", CATALOGUE)
+def test_double_precision(method: str, scope: str) -> None:
+    oracle = truth(method, scope)
+    fed = federation(lookup.get(method, **hyper_of(method)), local=training(clip_scope=scope))
+    assert_agree(states(play(fed)), oracle.states(), 1e-10)
+
+
+@pytest.mark.parametrize("scope", SCOPES)
+@pytest.mark.parametrize("method", CATALOGUE)
+def test_single_precision(method: str, scope: str) -> None:
+    """Weights only: the other state is divided by lr, and so are its rounding errors."""
+    fed = federation(lookup.get(method, **hyper_of(method)), dtype=torch.float32, local=training(clip_scope=scope))
+    weights = play(fed).weights
+    assert weights.dtype == torch.float32
+    torch.testing.assert_close(weights.double(), truth(method, scope).states()["weights"], atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("scope", SCOPES)
+@pytest.mark.parametrize("method", CATALOGUE)
+def test_the_clip_was_active(method: str, scope: str) -> None:
+    oracle = truth(method, scope)
+    assert 0.1 * oracle.steps < oracle.clipped < oracle.steps
+
+
+@pytest.mark.parametrize("method", CATALOGUE)
+def test_the_clip_scope_matters(method: str) -> None:
+    one, other = (truth(method, scope).states()["weights"] for scope in SCOPES)
+    corrected = method not in ("fedavg", "fedadam", "fedsam", "fedlesam", "freesam")
+    assert (float((one - other).abs().max()) > 1e-3) == corrected
+
+
+def test_the_methods_differ() -> None:
+    """The oracle would agree with anything if all methods were the same."""
+    ends = {method: truth(method, "loss").states()["weights"] for method in CATALOGUE}
+    for one in ends:
+        for other in ends:
+            assert one == other or float((ends[one] - ends[other]).abs().max()) > 1e-3, (one, other)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedcm", "feddyn", "fedsam", "fedsmoo", "fedlesam-s", "freesam"])
+def test_momentum(method: str) -> None:
+    oracle = Oracle(
+        method, mlp(), samples(), epochs, seed=7, clip_scope="loss", momentum=0.6, **{**SETTINGS, **hyper_of(method)}
+    )
+    for active in SCHEDULE[:4]:
+        oracle.round(active)
+    fed = federation(lookup.get(method, **hyper_of(method)), local=training(momentum=0.6))
+    assert_agree(states(play(fed, SCHEDULE[:4])), oracle.states(), 1e-10)
+
+
+@pytest.mark.parametrize(
+    "method", ["fedavg", "fedadam", "fedcm", "fedprox", "fedsam", "fedlesam", "fedlesam-m", "freesam"]
+)
+def test_weighting_by_examples(method: str) -> None:
+    oracle = Oracle(
+        method,
+        mlp(),
+        samples(),
+        epochs,
+        seed=7,
+        clip_scope="loss",
+        by_examples=True,
+        **{**SETTINGS, **hyper_of(method)},
+    )
+    for active in SCHEDULE[:4]:
+        oracle.round(active)
+    fed = federation(lookup.get(method, **hyper_of(method)), weighting="examples")
+    assert_agree(states(play(fed, SCHEDULE[:4])), oracle.states(), 1e-10)
+
+
+@pytest.mark.parametrize("lr_g", [0.5, 1.5])
+@pytest.mark.parametrize("method", ["fedavg", "scaffold", "fedcm", "fedsam", "fedlesam"])
+def test_global_learning_rate(method: str, lr_g: float) -> None:
+    hyper = hyper_of(method) | {"lr_g": lr_g}
+    oracle = Oracle(method, mlp(), samples(), epochs, seed=7, clip_scope="loss", **{**SETTINGS, **hyper})
+    for active in SCHEDULE[:4]:
+        oracle.round(active)
+    assert_agree(states(play(federation(lookup.get(method, **hyper)), SCHEDULE[:4])), oracle.states(), 1e-10)

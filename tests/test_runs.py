@@ -1,0 +1,125 @@
+"""The run folder: what is in it, and who may use it."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from fedlesam import config as configs
+from fedlesam.config import RunConfig
+from fedlesam.runs import RunFolder, versions, write_json, write_text
+
+CONFIG = configs.resolve(RunConfig(rounds=3))
+
+
+def folder_with(path: Path, state: str | None, config: RunConfig = CONFIG) -> RunFolder:
+    folder = RunFolder(path)
+    path.mkdir(parents=True)
+    folder.config.write_text(configs.write(config))
+    if state is not None:
+        folder.summary.write_text(json.dumps({"state": state}))
+    return folder
+
+
+def test_a_folder_that_is_not_there_or_empty_is_free(tmp_path: Path) -> None:
+    assert RunFolder(tmp_path / "new").claim(CONFIG, overwrite=False)
+    assert not (tmp_path / "new").exists(), "asking makes nothing"
+    assert RunFolder(tmp_path).claim(CONFIG, overwrite=False)
+
+
+def test_a_finished_run_is_not_done_again(tmp_path: Path) -> None:
+    folder = folder_with(tmp_path / "x", "finished")
+    assert not folder.claim(CONFIG, overwrite=False)
+    assert not folder.claim(CONFIG, overwrite=True)
+    elsewhere = dataclasses.replace(CONFIG, data_dir="elsewhere")
+    assert not folder.claim(elsewhere, overwrite=False), "where the data lies makes no other run"
+
+
+@pytest.mark.parametrize("state", [None, "interrupted", "stopped"])
+def test_an_unfinished_run_needs_overwrite(tmp_path: Path, state: str | None) -> None:
+    folder = folder_with(tmp_path / "x", state)
+    with pytest.raises(ValueError, match=f"{folder.path}: holds this run, unfinished; .*--overwrite"):
+        folder.claim(CONFIG, overwrite=False)
+    assert folder.claim(CONFIG, overwrite=True)
+
+
+@pytest.mark.parametrize("state", [None, "finished", "stopped"])
+def test_another_run_is_refused_with_the_differences(tmp_path: Path, state: str | None) -> None:
+    other = dataclasses.replace(CONFIG, rounds=5, hyper={**CONFIG.hyper, "rho": 0.7})
+    folder = folder_with(tmp_path / "x", state, other)
+    with pytest.raises(ValueError, match="holds another run") as refusal:
+        folder.claim(CONFIG, overwrite=False)
+    message = str(refusal.value)
+    assert "(rounds: 3 here, 5 there; rho: 0.01 here, 0.7 there)" in message
+    assert "--out" in message
+    assert "--overwrite" in message
+    assert folder.claim(CONFIG, overwrite=True)
+
+
+def test_a_folder_with_other_things_is_refused_whatever_is_asked(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("years of work")
+    for overwrite in (False, True):
+        with pytest.raises(ValueError, match=f"{tmp_path}: is not empty and not a run folder; .*--out"):
+            RunFolder(tmp_path).claim(CONFIG, overwrite)
+    with pytest.raises(ValueError, match="not a run folder"):
+        RunFolder(tmp_path / "thesis.tex").claim(CONFIG, overwrite=True)
+
+
+def test_somebody_elses_config_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text("[server]\nport = 80\n")
+    with pytest.raises(ValueError, match=r"config\.toml, line 1: unknown setting 'server'"):
+        RunFolder(tmp_path).claim(CONFIG, overwrite=True)
+
+
+def test_clear_takes_only_what_a_run_wrote(tmp_path: Path) -> None:
+    folder = folder_with(tmp_path / "x", "stopped")
+    for file in (folder.metrics, folder.model, folder.split, folder.versions, folder.path / "notes.txt"):
+        file.write_text("x")
+    folder.clear()
+    assert [p.name for p in folder.path.iterdir()] == ["notes.txt"]
+    RunFolder(tmp_path / "deep" / "er").clear()
+    assert (tmp_path / "deep" / "er").is_dir()
+
+
+def test_metrics_cut_off_by_a_crash(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    assert folder.read_metrics() == []
+    folder.metrics.write_text('{"round": 0}\n{"round": 1}\n{"rou')
+    assert folder.read_metrics() == [{"round": 0}, {"round": 1}]
+    folder.metrics.write_text('{"round": 0}\n{"rou\n{"round": 2}\n')
+    with pytest.raises(ValueError, match=r"metrics\.jsonl, line 2: is not a record of a round"):
+        folder.read_metrics()
+
+
+def test_summaries(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    assert folder.read_summary() == {}
+    for wrong in ("{", "[1]"):
+        folder.summary.write_text(wrong)
+        with pytest.raises(ValueError, match=r"summary\.json: is not a summary of a run"):
+            folder.read_summary()
+
+
+def test_the_config_comes_back(tmp_path: Path) -> None:
+    assert folder_with(tmp_path / "x", None).read_config() == CONFIG
+
+
+def test_writing_leaves_the_old_file_or_the_new_one(tmp_path: Path) -> None:
+    path = tmp_path / "summary.json"
+    write_text(path, "old")
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        write_json(path, {"loss": float("nan")})
+    assert path.read_text() == "old"
+    write_json(path, {"loss": 1})
+    assert json.loads(path.read_text()) == {"loss": 1}
+    assert [p.name for p in tmp_path.iterdir()] == ["summary.json"]
+
+
+def test_versions_name_what_made_the_numbers() -> None:
+    found = versions()
+    assert {"fedlesam", "torch", "numpy", "python", "machine", "commit"} <= set(found)
+    import torch
+
+    assert found["torch"] == torch.__version__
+    assert all(isinstance(value, str) and value for value in found.values())

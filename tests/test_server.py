@@ -1,0 +1,233 @@
+"""The mean over answers and the server step."""
+
+import math
+from random import Random
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from worlds import SCHEDULE, answer_of, assert_same_bits, federation, play, samples, training
+
+from fedlesam import NotFinite
+from fedlesam.messages import Answer, Memory
+from fedlesam.reduction import CHUNK, ExactSum, Reduction
+from fedlesam.rules.base import LocalResult, RoundResult
+from fedlesam.rules.correction import ClientMomentum, ControlVariates, DynamicRegulariser
+from fedlesam.rules.server import Adam, Average, Dynamic
+
+
+def answer(
+    client: int, update: list[float], examples: int = 1, steps: int = 1, buffers: dict[str, Tensor] | None = None
+) -> Answer:
+    """One client's answer, with an upload in every slot."""
+    d = torch.tensor(update)
+    uploads = {"mu": 2 * d}, {"change": 4 * d}
+    return Answer(client, examples, LocalResult(d, steps, 0.1), float(client), *uploads, buffers or {}, Memory())
+
+
+def reduced(answers: list[Answer], by_examples: bool = False) -> Reduction:
+    reduction = Reduction(0, by_examples)
+    for one in answers:
+        reduction.add(one)
+    return reduction
+
+
+def everything(r: Reduction) -> dict[str, Tensor]:
+    """All a server step reads of the answers."""
+    numbers = torch.tensor([r.steps, r.loss, r.divergence(torch.ones(4)), r.weight], dtype=torch.float64)
+    slots = {
+        f"{slot} {k}": t for slot in ("perturbation", "correction") for k, t in r.mean(slot, torch.float64).items()
+    }
+    return {"update": r.mean_update(torch.float64), "numbers": numbers, **slots, **r.mean_buffers()}
+
+
+entries = st.floats(-1e3, 1e3, width=32)
+rows = st.lists(entries, min_size=4, max_size=4)
+
+
+@given(st.lists(rows, min_size=1, max_size=6), st.booleans(), st.randoms(use_true_random=False))
+def test_the_order_of_the_answers_does_not_matter(updates: list[list[float]], by_examples: bool, mix: Random) -> None:
+    """Bitwise, for everything the server reads; and it is the mean, to the resolution of the sums."""
+    answers = [
+        answer(i, u, examples=i + 1, steps=i, buffers={"x": torch.tensor(u), "n": torch.tensor(i)})
+        for i, u in enumerate(updates)
+    ]
+    one = everything(reduced(answers, by_examples))
+    mix.shuffle(answers)
+    assert_same_bits(one, everything(reduced(answers, by_examples)))
+    weights = torch.tensor([float(i + 1) if by_examples else 1.0 for i in range(len(updates))], dtype=torch.float64)
+    d = (weights[:, None] * torch.tensor(updates, dtype=torch.float64)).sum(0) / weights.sum()
+    for name, factor in (("update", 1), ("perturbation mu", 2), ("correction change", 4)):
+        torch.testing.assert_close(one[name], factor * d, atol=2.0**-40, rtol=1e-14)
+
+
+def test_the_resolution_does_not_depend_on_the_sum() -> None:
+    """In float32, 1e5 + 2^-10 - 1e5 is 0."""
+    reduction = reduced([answer(i, [value]) for i, value in enumerate((1e5, 2.0**-10, -1e5))])
+    got = reduction.mean_update(torch.float32)
+    assert got.dtype == torch.float32
+    assert float(got) == pytest.approx(2.0**-10 / 3, rel=1e-7)
+
+
+def test_a_long_vector_is_summed_whole() -> None:
+    """Longer than the pieces it is converted in, and no multiple of them."""
+    size = 2 * CHUNK + 3
+    x = torch.arange(size, dtype=torch.float64) / 8
+    total = ExactSum(x)
+    assert total.add(x, 1)
+    assert total.add(2 * x, 3)
+    assert torch.equal(total.mean(1, torch.float64), 7 * x)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 1e30, 5e6])
+def test_what_does_not_fit_is_refused(bad: float) -> None:
+    """Converted to integers these would be garbage, silently."""
+    reduction = reduced([answer(0, [1.0, 2.0])])
+    with pytest.raises(NotFinite, match="round 0, client 1: update is too large to be averaged or is not finite"):
+        reduction.add(answer(1, [0.0, bad]))
+
+
+def test_a_sum_that_would_wrap_is_refused() -> None:
+    """Each of them fits; it is the sum that does not."""
+    reduction, large = Reduction(3), 8e5
+    reduction.add(answer(0, [large]))
+    with pytest.raises(NotFinite, match="round 3, client 1"):
+        reduction.add(answer(1, [large]))
+    with pytest.raises(NotFinite, match="client 1"):
+        reduced([answer(1, [-1e5], examples=100)], by_examples=True)
+
+
+def test_plain_and_weighted_mean() -> None:
+    answers = [answer(0, [1.0, 2.0], examples=1, steps=2), answer(1, [4.0, 8.0], examples=3, steps=5)]
+    plain, weighted = reduced(answers), reduced(answers, by_examples=True)
+    assert plain.mean_update(torch.float64).tolist() == [2.5, 5.0]
+    assert weighted.mean_update(torch.float64).tolist() == [3.25, 6.5]
+    assert plain.steps == weighted.steps == 3.5
+    assert plain.loss == 0.5
+
+
+def test_integer_buffers_by_their_maximum() -> None:
+    answers = [
+        answer(i, [0.0], buffers={"n": torch.tensor(k), "x": torch.tensor([float(k)])}) for i, k in enumerate((3, 9, 4))
+    ]
+    means = reduced(answers).mean_buffers()
+    assert means["n"].dtype == torch.int64
+    assert int(means["n"]) == 9
+    assert means["x"].dtype == torch.float32
+    assert float(means["x"]) == pytest.approx(16 / 3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_reduction_leaves_vectors_alone(dtype: torch.dtype) -> None:
+    x = torch.tensor([1.0, -3.3], dtype=dtype)
+    before, total = x.clone(), ExactSum(x)
+    assert total.add(x, 2)
+    assert total.add(x, 1)
+    total.mean(3, dtype)
+    assert torch.equal(x, before)
+    torch.testing.assert_close(total.mean(3, dtype), x, atol=2.0**-40, rtol=0)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedadam", "feddyn", "fedlesam-s"])
+def test_divergence(method: str) -> None:
+    """Mean over the active clients of norm(v_i - w_next) squared."""
+    fed = federation(method)
+    play(fed, SCHEDULE[:2])
+    w, active = fed.weights, (0, 2, 4)
+    ends = [w + answer_of(fed, i).result.update for i in active]
+    record = fed.round(active)
+    expected = sum(float((v - fed.weights).norm() ** 2) for v in ends) / 3
+    assert expected > 1e-3
+    assert record.divergence == pytest.approx(expected, rel=1e-10)
+
+
+def test_train_loss_is_the_mean_over_clients() -> None:
+    fed = federation("fedsam")
+    losses = [answer_of(fed, i).loss for i in (1, 3)]
+    assert fed.round([3, 1]).train_loss == pytest.approx(sum(losses) / 2, abs=1e-15)
+
+
+def batch_norm_net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 3))
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedsmoo", "fedlesam-d"])
+def test_buffers_are_averaged_over_the_active_clients(method: str) -> None:
+    clients = samples((7, 12, 6, 9), dtype=torch.float32)
+    fed = federation(method, model=batch_norm_net(), clients=clients)
+    for active in ([0, 2], [1, 2, 3]):
+        answers = [answer_of(fed, i) for i in active]
+        fed.round(active)
+        for name in ("1.running_mean", "1.running_var"):
+            expected = torch.stack([a.buffers[name].double() for a in answers]).mean(0).float()
+            assert fed.state.buffers[name].dtype == torch.float32
+            torch.testing.assert_close(fed.state.buffers[name], expected, atol=0, rtol=1e-7)
+            assert not torch.equal(answers[0].buffers[name], answers[1].buffers[name])
+        tracked = [int(a.buffers["1.num_batches_tracked"]) for a in answers]
+        assert len(set(tracked)) > 1
+        assert int(fed.state.buffers["1.num_batches_tracked"]) == max(tracked)
+
+
+def test_buffers_are_weighted_like_the_updates() -> None:
+    clients = samples((6, 12), dtype=torch.float32)
+    fed = federation("fedavg", model=batch_norm_net(), clients=clients, weighting="examples")
+    one, other = (answer_of(fed, i).buffers["1.running_mean"].double() for i in (0, 1))
+    fed.round([0, 1])
+    torch.testing.assert_close(
+        fed.state.buffers["1.running_mean"].double(), (6 * one + 12 * other) / 18, atol=1e-7, rtol=0
+    )
+
+
+def result(update: list[float], uploads: dict[str, torch.Tensor] | None = None) -> RoundResult:
+    return RoundResult(
+        torch.tensor([10.0, 20.0]), torch.tensor(update), steps=4.0, lr=0.5, share=0.25, uploads=uploads or {}
+    )
+
+
+def test_server_rules() -> None:
+    assert Average(0.5).step({}, result([2.0, -4.0]))[0].tolist() == [11.0, 18.0]
+    dynamic = Dynamic()
+    w, state = dynamic.step({"H": torch.tensor([1.0, 1.0])}, result([2.0, -4.0]))
+    assert state["H"].tolist() == [1.5, 0.0]
+    assert w.tolist() == [13.5, 16.0]
+    adam = Adam(0.1, 0.9, 0.99, 0.01)
+    w, state = adam.step({"a": torch.tensor([1.0, 0.0]), "b": torch.tensor([1.0, 0.0])}, result([2.0, -4.0]))
+    a, b = torch.tensor([1.1, -0.4]), torch.tensor([1.03, 0.16])
+    torch.testing.assert_close(state, {"a": a, "b": b})
+    torch.testing.assert_close(w, torch.tensor([10.0, 20.0]) + 0.1 * a / (b.sqrt() + 0.01))
+
+
+def test_server_side_of_the_corrections() -> None:
+    c = ControlVariates().aggregate({"c": torch.tensor([1.0, 1.0])}, result([0.0, 0.0], {"change": torch.ones(2) * 2}))
+    assert c["c"].tolist() == [1.5, 1.5]
+    m = ClientMomentum(0.1).aggregate({"m": torch.ones(2)}, result([2.0, -4.0]))
+    assert m["m"].tolist() == [-1.0, 2.0]
+
+
+def test_client_side_of_the_corrections() -> None:
+    done = LocalResult(torch.tensor([2.0, -4.0]), steps=4, lr=0.5)
+    ours, mine = {"c": torch.tensor([1.0, 3.0])}, {"c": torch.tensor([0.5, 0.5])}
+    variates = ControlVariates()
+    assert variates.prepare(torch.zeros(2), mine, ours).bias.tolist() == [0.5, 2.5]
+    after = variates.remember(mine, ours, done)
+    assert after["c"].tolist() == [-1.5, -0.5]
+    assert variates.upload(mine, after)["change"].tolist() == [-2.0, -1.0]
+    dynamic = DynamicRegulariser(0.5)
+    turn = dynamic.prepare(torch.tensor([1.0, 2.0]), {"h": torch.tensor([3.0, 3.0])}, {})
+    assert (turn.gain, turn.pull, turn.bias.tolist()) == (1.0, 0.5, [1.0, 0.5])
+    assert dynamic.remember({"h": torch.tensor([3.0, 3.0])}, {}, done)["h"].tolist() == [5.0, -1.0]
+
+
+def test_nothing_is_changed_in_place() -> None:
+    """A state that was broadcast or remembered keeps its values for ever."""
+    fed = federation("fedsmoo", local=training(momentum=0.5))
+    play(fed, SCHEDULE[:2])
+    state, memories = fed.state, dict(fed.memories)
+    tensors = [state.weights, *state.perturbation.values(), *state.server.values()]
+    tensors += [t for m in memories.values() for t in (*m.perturbation.values(), *m.correction.values())]
+    kept = [t.clone() for t in tensors]
+    play(fed, SCHEDULE[2:6])
+    assert all(torch.equal(t, k) for t, k in zip(tensors, kept, strict=True))
