@@ -245,7 +245,7 @@ def resolve(config: RunConfig) -> RunConfig:
         settle_data(config),
         lr_decay=algorithm.lr_decay if config.lr_decay is None else config.lr_decay,
         device=config.device if config.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu",
-        threads=config.threads or (1 if config.workers > 1 else torch.get_num_threads()),
+        threads=config.threads if config.threads is not None else 1 if config.workers > 1 else torch.get_num_threads(),
         hyper={**defaults, **config.hyper},
     )
 

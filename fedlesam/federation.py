@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import functools
+import math
 import shutil
 import tempfile
 import time
@@ -54,8 +55,9 @@ class Record:
     """Test accuracy on every client's own mixture of classes, when asked for and evaluated."""
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON: what was not measured is left out."""
-        return {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
+        """For JSON: what was not measured, or is not a number JSON has, is left out."""
+        known = {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
+        return {k: v for k, v in known.items() if not (isinstance(v, float) and not math.isfinite(v))}
 
 
 def count_active(active: int | float, clients: int) -> int:

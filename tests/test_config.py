@@ -14,7 +14,19 @@ from fedlesam import config as configs
 from fedlesam.algorithms import CATALOGUE
 from fedlesam.build import build
 from fedlesam.cli.options import gather
-from fedlesam.config import HYPER, OPTIONS, RunConfig, differences, identity, parse, read, resolve, update, write
+from fedlesam.config import (
+    HYPER,
+    NO_MATTER,
+    OPTIONS,
+    RunConfig,
+    differences,
+    identity,
+    parse,
+    read,
+    resolve,
+    update,
+    write,
+)
 
 OTHER: dict[str, Any] = {
     "algorithm": "fedlesam-d",
@@ -39,7 +51,13 @@ OTHER: dict[str, Any] = {
     "evaluate_every": 4,
     "per_client": True,
     "seed": 11,
+    "precision": "bf16",
+    "compile": True,
     "threads": 2,
+    "workers": 3,
+    "memory": 5000,
+    "store": "pinned",
+    "device": "cpu",
 }
 
 
@@ -275,7 +293,7 @@ def test_identity_and_differences() -> None:
     assert differences(ours, unset) == ["clients: 40 here, unset there"]
 
 
-@pytest.mark.parametrize("name", [name for name in OPTIONS if name not in ("data_dir", "threads")])
+@pytest.mark.parametrize("name", [name for name in OPTIONS if name not in (*NO_MATTER, "threads")])
 def test_every_setting_makes_another_run(name: str) -> None:
     ours, theirs = RunConfig(), dataclasses.replace(RunConfig(), **{name: OTHER[name]})
     assert identity(ours) != identity(theirs)
@@ -331,3 +349,24 @@ def test_build_passes_every_setting_on() -> None:
     assert experiment.split.scheme == "dirichlet:0.3,repeat"
     assert len(fed.weights) == 64 * 3 + 3 + 3 * 10 + 10
     assert build(dataclasses.replace(config, clip=2.0)).federation.local.clip == 2.0
+
+
+@pytest.mark.parametrize("name", NO_MATTER)
+def test_how_a_run_is_done_does_not_make_it_another(name: str) -> None:
+    ours, theirs = RunConfig(), dataclasses.replace(RunConfig(), **{name: OTHER[name]})
+    assert identity(ours) == identity(theirs)
+    assert differences(ours, theirs) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("4GB", 4 * 10**9), ("500 mb", 5 * 10**8), ("1.5k", 1500), ("2e9", 2 * 10**9), ("0", 0), ("7B", 7)],
+)
+def test_sizes(text: str, size: int) -> None:
+    assert parse("memory", text, "--memory") == size
+
+
+@pytest.mark.parametrize("text", ["", "much", "4 gallons", "-1GB", "GB"])
+def test_what_is_no_size(text: str) -> None:
+    with pytest.raises(ValueError, match="--memory: expected a size such as 4GB"):
+        parse("memory", text, "--memory")

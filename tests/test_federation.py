@@ -128,7 +128,7 @@ def test_an_interrupt_late_in_a_round_changes_nothing(when: str, monkeypatch: py
         if when == "server step":
             patch.setattr("fedlesam.federation.server_step", stop)
         elif when == "evaluation":
-            patch.setattr("fedlesam.federation.evaluate", stop)
+            patch.setattr("fedlesam.engines.serial.score_batches", stop)
         else:
             patch.setattr(Reduction, "divergence", stop)
         with pytest.raises(KeyboardInterrupt):

@@ -327,7 +327,6 @@ def test_a_bad_config_does_not_harm_the_run_it_would_replace(tmp_path: Path) -> 
     assert contents(tmp_path / "x") == before
 
 
-@pytest.mark.xfail(strict=True, reason="runner.py writes metrics with json.dumps, which says NaN")
 def test_a_test_loss_that_is_not_finite_is_not_written_as_nan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "blows_up.py").write_text(
         "from torch import nn\n"
