@@ -12,7 +12,9 @@ def main() -> None:
     )
     clients = list(zip(x, y, strict=True))
     model = work.first_model()
-    with Federation(model, clients, "fedavg", local, work.ACTIVE, seed=0, workers=work.WORKERS, threads=1) as federation:
+    with Federation(
+        model, clients, "fedavg", local, work.ACTIVE, seed=0, workers=work.WORKERS, threads=1
+    ) as federation:
         work.mark()
         for record in federation.run(work.job().rounds):
             work.mark()
