@@ -2,8 +2,8 @@
 
     python benchmarks/overhead.py [--models cnn lenet resnet18] [--turns 7]
 
-The bare loop has forward, backward, clip_grad_norm_ and SGD with weight decay, and nothing else: no server, no memory, no
-sums. It gets its better memory layout. One thread.
+The bare loop has forward, backward, clip_grad_norm_ and SGD with weight decay, and nothing else: no server, no memory,
+no sums. It gets its better memory layout. One thread.
 """
 
 import argparse

@@ -88,6 +88,7 @@ def build(
         per_client=config.per_client,
         precision=config.precision,  # type: ignore[arg-type]
         compile=config.compile,
+        engine=config.engine,  # type: ignore[arg-type]
         workers=config.workers,
         memory=config.memory if folder is not None else None,
         store=config.store,  # type: ignore[arg-type]

@@ -84,6 +84,7 @@ def local_steps(
             model.load_buffers(buffers)
             model.flatten_(model.gradients(), out=g)
         if ascends:
+            seeds.reseed_torch(mask_seed, model.device)
             step.e = rule.ascend(g, v, mine, sent.perturbation)
             torch.add(v, _same_shape(step.e, anchor), out=u)
         seeds.reseed_torch(mask_seed, model.device)

@@ -24,6 +24,7 @@ from fedlesam.checks import check_choice, check_count
 from fedlesam.data.batches import Batches, ClientData, check_client, known_labels
 from fedlesam.engines.distributed import DistributedEngine, follow
 from fedlesam.engines.serial import SerialEngine
+from fedlesam.engines.stacked import StackedEngine
 from fedlesam.engines.world import WorkerLost, World, start_local
 from fedlesam.evaluation import Evaluation, PerClient
 from fedlesam.local import LocalTraining
@@ -85,7 +86,8 @@ class Federation:
     them with `close()`, or use the federation in a `with` block. `memory` is how many bytes of clients' memory stay in
     RAM; the rest goes to `folder`. With several workers it lies in `folder`, where all of them see it, or stays with
     the worker that trained the client (`store="pinned"`). `precision="bf16"` runs forward passes under autocast, and
-    `compile` puts the model through torch.compile.
+    `compile` puts the model through torch.compile. `engine="stacked"` trains the clients of a small model as one
+    batched computation, with the same results to rounding.
     """
 
     def __init__(
@@ -104,6 +106,7 @@ class Federation:
         per_client: bool = False,
         precision: Precision = "fp32",
         compile: bool = False,
+        engine: Literal["plain", "stacked"] = "plain",
         workers: int = 1,
         memory: int | None = None,
         store: Literal["shared", "pinned"] = "shared",
@@ -118,6 +121,7 @@ class Federation:
         check_count("Federation", "workers", workers)
         check_choice("Federation", "weighting", weighting, ("clients", "examples"))
         check_choice("Federation", "store", store, ("shared", "pinned"))
+        check_choice("Federation", "engine", engine, ("plain", "stacked"))
         check_choice("Federation", "precision", precision, ("fp32", "bf16"))
         if threads is not None:
             check_count("Federation", "threads", threads)
@@ -146,7 +150,7 @@ class Federation:
         self.state = ServerState.initial(self.algorithm, self._flat.weights.clone(), self._flat.buffers())
         self._world, self._pinned = world, store == "pinned"
         self.memories = self._store(folder, memory)
-        self._here = SerialEngine(
+        self._here = (StackedEngine if engine == "stacked" else SerialEngine)(
             model=self._flat,
             clients=clients,
             algorithm=self.algorithm,
@@ -240,6 +244,8 @@ class Federation:
         self.close()
 
     def _store(self, folder: Path | None, memory: int | None) -> Store:
+        if self.workers > 1 and memory is not None:
+            memory //= self.workers
         if self.workers > 1 and not self._pinned:
             memory = 0
         if memory is not None and folder is None:

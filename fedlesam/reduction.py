@@ -56,6 +56,8 @@ class Note:
     steps: int
     square: float
     """norm(d_i) ** 2"""
+    peaks: Mapping[str, float]
+    """What its vectors add to the bounds of the sums."""
     buffers: Mapping[str, Tensor]
 
 
@@ -73,14 +75,29 @@ class Reduction:
         vectors = {"update": d}
         vectors |= {f"perturbation.{name}": vector for name, vector in answer.perturbation.items()}
         vectors |= {f"correction.{name}": vector for name, vector in answer.correction.items()}
+        peaks = {}
         for name, vector in vectors.items():
             if name not in self.sums:
                 self.sums[name] = ExactSum(vector)
+            before = self.sums[name].bound
             if not self.sums[name].add(vector, weight):
-                raise NotFinite(f"{name} is too large to be averaged or", self.round, answer.client)
+                raise self._too_large(name, answer.client)
+            peaks[name] = self.sums[name].bound - before
         square = float(torch.linalg.vector_norm(d, dtype=torch.float64)) ** 2
-        self.notes[answer.client] = Note(weight, answer.loss, answer.result.steps, square, answer.buffers)
+        self.notes[answer.client] = Note(weight, answer.loss, answer.result.steps, square, peaks, answer.buffers)
         self.lr = answer.result.lr
+
+    def check_range(self) -> None:
+        """Of sums from several processes: that they stay in range together; if not, whose is too much."""
+        bounds = dict.fromkeys(self.sums, 0.0)
+        for client in sorted(self.notes):
+            for name, peak in self.notes[client].peaks.items():
+                bounds[name] = bounds.get(name, 0.0) + peak
+                if bounds[name] >= ExactSum.LIMIT:
+                    raise self._too_large(name, client)
+
+    def _too_large(self, name: str, client: int) -> NotFinite:
+        return NotFinite(f"{name} is too large to be averaged or", self.round, client)
 
     @property
     def ordered(self) -> list[Note]:

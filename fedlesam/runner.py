@@ -1,8 +1,10 @@
 """One run from its settings to its folder."""
 
+import contextlib
 import json
+import platform
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,18 +41,25 @@ def execute(
 
     All settings are checked before the folder is touched. Ctrl-C and numbers that are not finite end the run with
     everything up to the last good round in the folder, and are raised again. In a `world` of several processes the
-    leader does all of this, and the others train for it.
+    leader does all of this, and the others `assist`.
     """
     folder = RunFolder(path)
-    if world is not None and world.rank != 0:
-        build(config, data, folder=folder.memory, world=world).federation.follow()
-        return {}
-    if not folder.claim(config, overwrite):
+    with leading(world):
         if world is not None:
-            dismiss(world)
-        return folder.read_summary()
-    experiment = build(config, data, folder=folder.memory, world=world)
-    costs.check_fits(costs.predict(config, experiment.federation), config, path)
+            world.broadcast({"do": "build", "config": configs.as_table(config), "folder": str(path.resolve())})
+        if not folder.claim(config, overwrite):
+            if world is not None:
+                dismiss(world)
+            return folder.read_summary()
+        if overwrite:
+            shutil.rmtree(folder.memory, ignore_errors=True)  # of a run that was killed: nothing can use it
+        experiment = build(config, data, folder=folder.memory, world=world)
+        costs.check_fits(costs.predict(config, experiment.federation), config, path)
+        if world is not None:
+            world.broadcast({"do": "ready?"})
+            wrong = [about for about, _ in world.gather(None) if about]
+            if wrong:
+                raise ValueError(wrong[0])
     folder.clear()
     write_json(folder.versions, versions())
     save_split(experiment.split, experiment.data, folder.split)
@@ -70,6 +79,44 @@ def execute(
         _close(folder, config, experiment, records, "stopped", str(error))
         raise
     return _close(folder, config, experiment, records, "finished", "")
+
+
+@contextlib.contextmanager
+def leading(world: World | None) -> Iterator[None]:
+    """On an error let the others go, so that they wait for nothing."""
+    try:
+        yield
+    except BaseException:
+        if world is not None:
+            dismiss(world)
+        raise
+
+
+def assist(world: World) -> None:
+    """In a process that torchrun started beside the leader: do as it says, with its settings.
+
+    What goes wrong here the leader hears and says.
+    """
+    try:
+        about = world.broadcast()[0]
+        if about["do"] == "stop":
+            return
+        table = about["config"]
+        config = configs.update(RunConfig(), {**table, **table.pop("hyper")})
+        federation, wrong = None, None
+        try:
+            federation = build(config, folder=RunFolder(Path(about["folder"])).memory, world=world).federation
+        except Exception as error:
+            wrong = f"{platform.node()}, process {world.rank}: {error}"
+        if world.broadcast()[0]["do"] == "stop":
+            return
+        world.gather(wrong)
+        if federation is None:
+            world.broadcast()
+        else:
+            federation.follow()
+    finally:
+        world.close()
 
 
 def _close(

@@ -6,9 +6,11 @@ and one file on disk.
 """
 
 import json
+import uuid
 from collections import Counter, OrderedDict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 from weakref import WeakValueDictionary
 
 from safetensors import SafetensorError, safe_open
@@ -19,6 +21,26 @@ from fedlesam.messages import Memory
 from fedlesam.rules.base import State
 
 SLOTS = ("perturbation", "correction")
+
+
+class Tally:
+    """How many bytes memories take together; a vector that several share counts once."""
+
+    def __init__(self) -> None:
+        self.nbytes = 0
+        self._holders: Counter[int] = Counter()
+
+    def add(self, memory: Memory) -> None:
+        for tensor in tensors(memory).values():
+            self._holders[tensor.data_ptr()] += 1
+            self.nbytes += tensor.nbytes if self._holders[tensor.data_ptr()] == 1 else 0
+
+    def remove(self, memory: Memory) -> None:
+        for tensor in tensors(memory).values():
+            self._holders[tensor.data_ptr()] -= 1
+            if not self._holders[tensor.data_ptr()]:
+                del self._holders[tensor.data_ptr()]
+                self.nbytes -= tensor.nbytes
 
 
 class Store(Mapping[int, Memory]):
@@ -42,9 +64,23 @@ class Store(Mapping[int, Memory]):
         """round -> the global model it started from, while a client in RAM keeps it."""
         self.mapped: WeakValueDictionary[int, Tensor] = WeakValueDictionary()
         """The same, from a file, while somebody uses it."""
-        self.nbytes = 0
+        self.loose: set[tuple[int, int]] = set()
+        """(round, client) of the files written for a round that is not committed yet."""
+        self._ram = Tally()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For a process that is started afresh: all but the references that only count as long as somebody has them."""
+        weak = {"anchors": dict(self.anchors), "mapped": {}}
+        return {**vars(self), **weak}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        weak = {name: WeakValueDictionary(state[name]) for name in ("anchors", "mapped")}
+        vars(self).update({**state, **weak})
+
+    @property
+    def nbytes(self) -> int:
         """In RAM; a vector that clients share counts once."""
-        self._holders: Counter[int] = Counter()
+        return self._ram.nbytes
 
     def __getitem__(self, client: int) -> Memory:
         if client in self.resident:
@@ -57,13 +93,44 @@ class Store(Mapping[int, Memory]):
     def __len__(self) -> int:
         return len(self.rounds)
 
-    def prepare(self, round: int, client: int, memory: Memory, anchor: Tensor) -> None:
-        """Before a commit: with nothing kept in RAM, the file is written by whoever trained the client."""
-        if self.budget == 0:
-            self._write(round, client, memory, anchor)
+    def prepare(self, round: int, client: int, memory: Memory, anchor: Tensor) -> Memory | None:
+        """Before a commit: with nothing kept in RAM, whoever trained the client writes its file; None stands for it."""
+        if self.budget != 0:
+            return memory
+        self._write_ahead(round, client, memory, anchor)
+        return None
+
+    def make_room(self, round: int, anchor: Tensor, new: dict[int, Memory | None]) -> None:
+        """Before a commit, all of it that can fail: write what will not fit into RAM beside the `new` memories.
+
+        The longest inactive go first; a new memory for which there is no room at all becomes None.
+        """
+        if self.budget is None:
+            return
+        old = {client: self.resident[client] for client in new if client in self.resident}
+        coming = Tally()
+        for memory in new.values():
+            if memory is not None:
+                coming.add(memory)
+        try:
+            for client in old:
+                self._drop(client)
+            while self.resident and self.nbytes + coming.nbytes > self.budget:
+                self._spill(next(iter(self.resident)))
+        finally:
+            for client, memory in old.items():
+                self._keep(client, memory)
+        for client, fresh in new.items():
+            if fresh is not None and coming.nbytes > self.budget:
+                self._write_ahead(round, client, fresh, anchor)
+                coming.remove(fresh)
+                new[client] = None
 
     def commit(self, round: int, anchor: Tensor, memories: Mapping[int, Memory | None]) -> None:
-        """Make the memories of a round's clients current, all at once. None: it is in its file."""
+        """Make the memories of a round's clients current, all at once. None: it is in its file.
+
+        Nothing is written here, so nothing can fail; `make_room` comes before.
+        """
         gone = [(client, self.rounds[client]) for client in memories if client in self.rounds]
         for client, memory in memories.items():
             self._drop(client)
@@ -74,23 +141,18 @@ class Store(Mapping[int, Memory]):
             self.rounds[client] = round
         self.keepers.update({round: len(memories)})
         self.keepers.subtract(old for _, old in gone)
-        while self.budget is not None and self.nbytes > self.budget:
-            self._spill(next(iter(self.resident)))
-        self._collect(gone)
+        left = self.loose - {(round, client) for client in memories}
+        self.loose = set()
+        self._collect([*gone, *((client, old) for old, client in left)])
 
     def _keep(self, client: int, memory: Memory) -> None:
         self.resident[client] = memory
-        for tensor in tensors(memory).values():
-            self._holders[tensor.data_ptr()] += 1
-            self.nbytes += tensor.nbytes if self._holders[tensor.data_ptr()] == 1 else 0
+        self._ram.add(memory)
 
     def _drop(self, client: int) -> None:
         memory = self.resident.pop(client, None)
-        for tensor in tensors(memory).values() if memory is not None else ():
-            self._holders[tensor.data_ptr()] -= 1
-            if not self._holders[tensor.data_ptr()]:
-                del self._holders[tensor.data_ptr()]
-                self.nbytes -= tensor.nbytes
+        if memory is not None:
+            self._ram.remove(memory)
 
     def _spill(self, client: int) -> None:
         round = self.rounds[client]
@@ -99,11 +161,13 @@ class Store(Mapping[int, Memory]):
 
     def _collect(self, gone: list[tuple[int, int]]) -> None:
         """Delete files that nothing names any more."""
-        for client, round in gone if self.folder is not None else ():
-            self._path(round, client).unlink(missing_ok=True)
+        for client, round in gone:
+            if self.folder is not None:
+                self._path(round, client).unlink(missing_ok=True)
             if not self.keepers[round]:
                 del self.keepers[round]
-                self._anchor_path(round).unlink(missing_ok=True)
+                if self.folder is not None:
+                    self._anchor_path(round).unlink(missing_ok=True)
 
     def _path(self, round: int, client: int) -> Path:
         assert self.folder is not None
@@ -112,6 +176,10 @@ class Store(Mapping[int, Memory]):
     def _anchor_path(self, round: int) -> Path:
         assert self.folder is not None
         return self.folder / f"round{round:06d}-anchor.safetensors"
+
+    def _write_ahead(self, round: int, client: int, memory: Memory, anchor: Tensor) -> None:
+        self.loose.add((round, client))
+        self._write(round, client, memory, anchor)
 
     def _write(self, round: int, client: int, memory: Memory, anchor: Tensor | None) -> None:
         own = {name: tensor for name, tensor in tensors(memory).items() if tensor is not anchor}
@@ -128,14 +196,15 @@ class Store(Mapping[int, Memory]):
             if shared:
                 anchor = self.mapped.get(round)
                 if anchor is None:
-                    self.mapped[round] = anchor = _map(self._anchor_path(round))[0]["anchor"]
+                    path = self._anchor_path(round)
+                    self.mapped[round] = anchor = _map(path)[0]["anchor"]
                 own |= dict.fromkeys(shared, anchor)
-        except (OSError, SafetensorError, ValueError) as error:
+            parts: dict[str, State] = {slot: {} for slot in SLOTS}
+            for name, tensor in own.items():
+                slot, _, key = name.partition(".")
+                parts[slot][key] = tensor
+        except (OSError, SafetensorError, ValueError, KeyError) as error:
             raise ValueError(f"{path}: the memory of client {client} cannot be read: {error}") from error
-        parts: dict[str, State] = {slot: {} for slot in SLOTS}
-        for name, tensor in own.items():
-            slot, _, key = name.partition(".")
-            parts[slot][key] = tensor
         return Memory(**parts)
 
 
@@ -153,7 +222,7 @@ def _save(state: State, path: Path, about: dict[str, str], once: bool = False) -
     if once and path.exists():
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.part")
+    beside = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.part")  # two workers may write one anchor at once
     try:
         save_file({name: tensor.contiguous() for name, tensor in state.items()}, beside, metadata=about)
         beside.replace(path)

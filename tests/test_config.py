@@ -52,6 +52,7 @@ OTHER: dict[str, Any] = {
     "per_client": True,
     "seed": 11,
     "precision": "bf16",
+    "engine": "stacked",
     "compile": True,
     "threads": 2,
     "workers": 3,

@@ -65,7 +65,8 @@ def main() -> None:
     try:
         sys.exit(cli.main(standalone_mode=False) or 0)
     except click.ClickException as error:
-        error.show()
+        if _leads():
+            error.show()
         sys.exit(error.exit_code)
     except (click.Abort, KeyboardInterrupt):
         click.echo("\ninterrupted", err=True)
@@ -81,6 +82,12 @@ def main() -> None:
         if isinstance(error, RuntimeError) and not isinstance(error, WorkerLost):
             raise
 
-        click.secho("error: ", fg="red", bold=True, nl=False, err=True)
-        click.echo(str(error), err=True)
+        if _leads():
+            click.secho("error: ", fg="red", bold=True, nl=False, err=True)
+            click.echo(str(error), err=True)
         sys.exit(NOT_FINITE if isinstance(error, NotFinite) else LOST if isinstance(error, WorkerLost) else BAD_INPUT)
+
+
+def _leads() -> bool:
+    """Of the processes that torchrun starts, the first speaks for all: it hears what went wrong in the others."""
+    return os.environ.get("RANK", "0") == "0"

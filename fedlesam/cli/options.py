@@ -75,6 +75,10 @@ def names_of(key: str) -> list[str]:
     known = {
         "split": ["iid", "pooled", "dirichlet:", "dirichlet-by-class:", "pathological:", "by:", "file:"],
         "clip_scope": ["loss", "corrected"],
+        "engine": ["plain", "stacked"],
+        "precision": ["fp32", "bf16"],
+        "store": ["shared", "pinned"],
+        "device": ["auto", "cpu", "cuda"],
         "weighting": ["clients", "examples"],
     }
     return known.get(key, [])

@@ -57,17 +57,17 @@ def command(
     The folder holds config.toml (every setting, resolved), metrics.jsonl (a line a round), model.safetensors,
     split.safetensors, summary.json and versions.json. The same command on a finished folder only says so.
     """
-    config, folder = settle(gather(config_file, assignments, flags), out)
-
     from fedlesam.cli.show import Display, percent
     from fedlesam.engines.world import from_environment
-    from fedlesam.runner import execute
+    from fedlesam.runner import assist, execute, leading
     from fedlesam.runs import RunFolder
 
     world = from_environment()
     if world is not None and world.rank != 0:
-        execute(config, folder, world=world)
+        assist(world)
         return
+    with leading(world):
+        config, folder = settle(gather(config_file, assignments, flags), out)
     display = Display(quiet or as_json)
     if config.workers > 1:
         display.say(f"{config.workers} workers, {config.threads} threads each")

@@ -1,7 +1,9 @@
 """The active clients side by side in several processes: one broadcast and one sum of the model per round."""
 
+import builtins
 import contextlib
-from collections.abc import Sequence
+import shutil
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -14,6 +16,7 @@ from fedlesam.engines.world import WorkerLost, World
 from fedlesam.evaluation import BatchScore, Evaluation, combine
 from fedlesam.messages import Broadcast
 from fedlesam.reduction import ExactSum, Note, Reduction
+from fedlesam.store import Store
 
 
 def assign(sizes: dict[int, int], homes: dict[int, int], workers: int) -> list[list[int]]:
@@ -43,23 +46,26 @@ class DistributedEngine:
         self.jobs = assign(sizes, self.homes if self.pinned else {}, self.world.size)
         self.world.broadcast({"do": "train", "jobs": self.jobs})
         outcome, error = work(self.here, sent, self.jobs[0], self.world)
-        reports = self.world.gather(*report(outcome, error))
-        errors = sorted((about["error"] for about, _ in reports if about["error"]), key=lambda e: e["client"])
-        names = sorted({name for about, _ in reports for name in about["bounds"]})
-        self.world.broadcast({"names": [] if errors else names})
-        if errors:
-            raise error if error is not None and errors[0]["rank"] == 0 else rebuilt(errors[0])
-        return self._join(sent, reports, outcome, names)
-
-    def _join(self, sent: Broadcast, reports: list[Any], outcome: Outcome, names: list[str]) -> Outcome:
-        reduction = Reduction(sent.round, self.here.by_examples)
+        reports = self.world.gather(*report(outcome, described(error, self.here)))
+        joined, problem = self._join(sent, reports), first_error(reports, error)
+        if problem is None:
+            try:
+                joined.reduction.check_range()
+            except NotFinite as too_large:
+                problem = too_large
+        names = sorted({name for about, _ in reports for name in about["names"]})
+        self.world.broadcast({"names": [] if problem else names})
+        if problem is not None:
+            raise problem
         for name in names:
             total = outcome.reduction.sums.get(name) or ExactSum(sent.weights)
-            total.bound = sum(about["bounds"].get(name, 0.0) for about, _ in reports)
-            if total.bound >= ExactSum.LIMIT:
-                raise NotFinite(f"{name} is too large to be averaged or", sent.round, min(self.jobs[0], default=0))
             self.world.add_up(total.total)
-            reduction.sums[name] = total
+            joined.reduction.sums[name] = total
+        return joined
+
+    def _join(self, sent: Broadcast, reports: list[Any]) -> Outcome:
+        """All that was reported; the sums come after."""
+        reduction = Reduction(sent.round, self.here.by_examples)
         joined = Outcome(reduction)
         for about, tensors in reports:
             for client, note in about["notes"]:
@@ -76,9 +82,12 @@ class DistributedEngine:
             return None
         self._tell(state)
         self.world.broadcast({"do": "evaluate"})
-        mine = self.here.score_here(state, 0, self.world.size)
-        heard = self.world.gather([asdict(score) for score in mine])
-        return combine([BatchScore(**score) for about, _ in heard for score in about])
+        about, error = score(self.here, state, self.world)
+        heard = self.world.gather(about)
+        problem = first_error(heard, error)
+        if problem is not None:
+            raise problem
+        return combine([BatchScore(**score) for about, _ in heard for score in about["scores"]])
 
     def commit(self) -> None:
         if self.pinned:
@@ -115,6 +124,27 @@ def dismiss(world: World) -> None:
 
 def follow(here: SerialEngine, pinned: bool, world: World) -> None:
     """What every process but the leader does until the leader says stop."""
+    with contextlib.ExitStack() as stack:
+        if pinned:
+            stack.enter_context(own_folder(here.store, world.rank))
+        _serve(here, pinned, world)
+
+
+@contextlib.contextmanager
+def own_folder(store: Store, rank: int) -> Iterator[None]:
+    """Pinned memory is this process's alone: its files are too, and go with it."""
+    if store.folder is None:
+        yield
+        return
+    store.folder = store.folder / f"worker{rank}"
+    shutil.rmtree(store.folder, ignore_errors=True)
+    try:
+        yield
+    finally:
+        shutil.rmtree(store.folder, ignore_errors=True)
+
+
+def _serve(here: SerialEngine, pinned: bool, world: World) -> None:
     sent: Broadcast | None = None
     while True:
         about, tensors = world.broadcast()
@@ -125,10 +155,10 @@ def follow(here: SerialEngine, pinned: bool, world: World) -> None:
         elif about["do"] == "commit":
             commit_round(here, about["clients"], pinned)
         elif sent is not None and about["do"] == "evaluate":
-            world.gather([asdict(score) for score in here.score_here(sent, world.rank, world.size)])
+            world.gather(score(here, sent, world)[0])
         elif sent is not None and about["do"] == "train":
             outcome, error = work(here, sent, about["jobs"][world.rank], world)
-            world.gather(*report(outcome, error, world.rank))
+            world.gather(*report(outcome, described(error, here, world.rank)))
             names = world.broadcast()[0]["names"]
             for name in names:
                 world.add_up((outcome.reduction.sums.get(name) or ExactSum(sent.weights)).total)
@@ -151,7 +181,15 @@ def work(here: SerialEngine, sent: Broadcast, job: list[int], world: World) -> t
         return Outcome(Reduction(sent.round)), error
 
 
-def report(outcome: Outcome, error: Exception | None, rank: int = 0) -> tuple[Any, dict[str, Tensor]]:
+def score(here: SerialEngine, state: Broadcast, world: World) -> tuple[Any, Exception | None]:
+    try:
+        scores = here.score_here(state, world.rank, world.size)
+        return {"scores": [asdict(score) for score in scores], "error": None}, None
+    except Exception as error:
+        return {"scores": [], "error": described(error, here, world.rank)}, error
+
+
+def report(outcome: Outcome, error: dict[str, Any] | None) -> tuple[Any, dict[str, Tensor]]:
     """What the leader has to hear of a share of the round, but for the sums."""
     reduction, notes = outcome.reduction, []
     buffers: dict[str, Tensor] = {}
@@ -160,26 +198,48 @@ def report(outcome: Outcome, error: Exception | None, rank: int = 0) -> tuple[An
         buffers |= {f"{client}/{name}": tensor for name, tensor in note.buffers.items()}
     about = {
         "notes": notes,
-        "bounds": {name: total.bound for name, total in reduction.sums.items()},
+        "names": list(reduction.sums),
         "lr": reduction.lr,
         "backward_passes": outcome.backward_passes,
         "bytes_up": outcome.bytes_up,
-        "error": None,
+        "error": error,
     }
-    if error is not None:
-        what, client = getattr(error, "what", ""), getattr(error, "client", 0)
-        text = "\n".join([str(error), *getattr(error, "__notes__", [])])
-        kind = "value" if isinstance(error, ValueError) else "finite" if isinstance(error, NotFinite) else "other"
-        about["error"] = {
-            "kind": kind, "text": text, "what": what, "client": client, "round": reduction.round, "rank": rank,
-        }  # fmt: skip
     return about, buffers
 
 
+def described(error: Exception | None, here: SerialEngine, rank: int = 0) -> dict[str, Any] | None:
+    """An exception as data; of a class that is not Python's own, the nearest that is."""
+    if error is None:
+        return None
+    simple = all(isinstance(part, str | int | float) for part in error.args)
+    return {
+        "kind": next(kind.__name__ for kind in type(error).__mro__ if kind.__module__ == "builtins"),
+        "args": list(error.args) if simple else [str(error)],
+        "notes": getattr(error, "__notes__", []),
+        "finite": [error.what, error.round, error.client] if isinstance(error, NotFinite) else None,
+        "client": error.client if isinstance(error, NotFinite) else here.training,
+        "rank": rank,
+    }
+
+
 def rebuilt(error: dict[str, Any]) -> Exception:
-    if error["kind"] == "finite":
-        return NotFinite(error["what"], error["round"], error["client"])
-    return ValueError(error["text"]) if error["kind"] == "value" else RuntimeError(error["text"])
+    """The same exception here; nothing of it is unpickled."""
+    kind = getattr(builtins, error["kind"])
+    try:
+        made: Exception = NotFinite(*error["finite"]) if error["finite"] else kind(*error["args"])
+    except TypeError:
+        made = RuntimeError(f"{error['kind']}: {error['args']}")
+    for note in error["notes"]:
+        made.add_note(note)
+    return made
+
+
+def first_error(reports: list[Any], mine: Exception | None) -> Exception | None:
+    """The one that a single process would have met first: its client has the smallest number."""
+    errors = sorted((about["error"] for about, _ in reports if about["error"]), key=lambda e: (e["client"], e["rank"]))
+    if not errors:
+        return None
+    return mine if errors[0]["rank"] == 0 else rebuilt(errors[0])
 
 
 def commit_round(here: SerialEngine, clients: list[int], pinned: bool) -> None:

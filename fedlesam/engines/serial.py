@@ -12,7 +12,7 @@ from fedlesam.client import finish, local_steps
 from fedlesam.data.batches import Batches, ClientData
 from fedlesam.evaluation import BatchScore, Evaluation, combine, score_batches
 from fedlesam.local import LocalTraining
-from fedlesam.messages import Broadcast, Memory
+from fedlesam.messages import Answer, Broadcast, Memory
 from fedlesam.models.flat import FlatModel
 from fedlesam.reduction import Reduction
 from fedlesam.store import Store
@@ -43,7 +43,9 @@ class SerialEngine:
 
     def __post_init__(self) -> None:
         self.sent: Broadcast | None = None
-        self.pending: dict[int, Memory] = {}
+        self.pending: dict[int, Memory | None] = {}
+        self.training = 0
+        """The client being trained, whose an error is."""
 
     def train(self, sent: Broadcast, chosen: Sequence[int]) -> Outcome:
         return self.train_here(sent, chosen)
@@ -54,23 +56,28 @@ class SerialEngine:
         self.sent, self.pending = sent, {}
         outcome, passes = Outcome(Reduction(sent.round, self.by_examples)), self.model.backward_passes
         with self.settings():
-            for client in chosen:
-                memory = self.store.get(client, Memory())
-                data, model = self.clients[client], self.model
-                steps = local_steps(
-                    model, data, self.algorithm, self.local, sent, memory, client=client, seed=self.seed
-                )
-                try:
-                    answer = finish(steps, before_step)
-                except Exception as error:
-                    error.add_note(f"while training client {client} in round {sent.round}")
-                    raise
+            for answer in self.answers(sent, chosen, before_step):
                 outcome.reduction.add(answer)
                 outcome.bytes_up += answer.nbytes
-                self.store.prepare(sent.round, client, answer.memory, sent.weights)
-                self.pending[client] = answer.memory
+                kept = self.store.prepare(sent.round, answer.client, answer.memory, sent.weights)
+                self.pending[answer.client] = kept
+            self.store.make_room(sent.round, sent.weights, self.pending)
         outcome.backward_passes = self.model.backward_passes - passes
         return outcome
+
+    def answers(
+        self, sent: Broadcast, chosen: Sequence[int], before_step: Callable[[], None] | None
+    ) -> Iterator[Answer]:
+        for client in chosen:
+            self.training = client
+            memory, data = self.store.get(client, Memory()), self.clients[client]
+            rules, local = self.algorithm, self.local
+            steps = local_steps(self.model, data, rules, local, sent, memory, client=client, seed=self.seed)
+            try:
+                yield finish(steps, before_step)
+            except Exception as error:
+                error.add_note(f"while training client {client} in round {sent.round}")
+                raise
 
     def evaluate(self, state: Broadcast) -> Evaluation | None:
         return combine(self.score_here(state, 0, 1)) if self.test is not None else None

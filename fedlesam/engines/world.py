@@ -9,6 +9,7 @@ import ctypes
 import datetime
 import json
 import os
+import shutil
 import signal
 import sys
 import tempfile
@@ -34,8 +35,9 @@ class WorkerLost(RuntimeError):
 class World:
     """This process's place among `size` processes; rank 0 leads."""
 
-    def __init__(self, rank: int, size: int) -> None:
-        self.rank, self.size = rank, size
+    def __init__(self, rank: int, size: int, meeting: Path | None = None) -> None:
+        self.rank, self.size, self.meeting = rank, size, meeting
+        self.open = True
         self.children: list[Any] = []
         self.lost = threading.Event()
 
@@ -87,6 +89,9 @@ class World:
 
     def close(self, kill: bool = False) -> None:
         """End the workers this process started; `kill` ends them in the middle of whatever they do."""
+        if not self.open:
+            return  # the process group of now may be another world's
+        self.open = False
         children, self.children = self.children, []
         for child in children:
             if not kill:
@@ -96,6 +101,8 @@ class World:
             child.join()
         if dist.is_initialized():
             dist.destroy_process_group()
+        if self.meeting is not None:
+            shutil.rmtree(self.meeting, ignore_errors=True)
 
 
 def from_environment() -> World | None:
@@ -119,27 +126,49 @@ def start_local(workers: int, threads: int | None, serve: Callable[[World], None
 
     if dist.is_initialized():
         raise ValueError("torch.distributed is already in use in this process: start the run with torchrun instead")
-    meeting = Path(tempfile.mkdtemp(prefix="fedlesam-")) / "meeting"
+    folder = Path(tempfile.mkdtemp(prefix="fedlesam-"))
+    meeting = str(folder / "meeting")
     method = "fork" if threads == 1 and sys.platform == "linux" else "spawn"
     context: Any = multiprocessing.get_context(method)
-    world = World(0, workers)
-    for rank in range(1, workers):
-        arguments = (rank, workers, str(meeting), os.getpid(), threads, serve)
-        child = context.Process(target=_worker, args=arguments, daemon=True)
-        child.start()
-        world.children.append(child)
-    threading.Thread(target=_watch, args=(world,), daemon=True).start()
-    _meet(0, workers, str(meeting))
+    world = World(0, workers, folder)
+    try:
+        signs = []
+        for rank in range(1, workers):
+            sign, tell = context.Pipe(duplex=False)
+            arguments = (rank, workers, meeting, os.getpid(), threads, serve, tell)
+            child = context.Process(target=_worker, args=arguments, daemon=True)
+            child.start()
+            tell.close()
+            world.children.append(child)
+            signs.append(sign)
+        for sign in signs:
+            _await(sign)
+        threading.Thread(target=_watch, args=(world,), daemon=True).start()
+        _meet(0, workers, meeting)
+    except BaseException:
+        world.close(kill=True)
+        raise
     return world
 
 
+def _await(sign: Any) -> None:
+    """A worker's sign of life; meeting it comes after, since that would wait for a dead one without end."""
+    try:
+        with sign:
+            sign.recv_bytes()
+    except EOFError:
+        raise WorkerLost("a worker process died while it started; its own message is above") from None
+
+
 def _worker(
-    rank: int, size: int, meeting: str, parent: int, threads: int | None, serve: Callable[[World], None]
+    rank: int, size: int, meeting: str, parent: int, threads: int | None, serve: Callable[[World], None], tell: Any
 ) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     _die_with_parent(parent)
     torch.set_num_threads(threads or 1)
+    with tell:
+        tell.send_bytes(b"here")
     try:
         _meet(rank, size, meeting)
         serve(World(rank, size))

@@ -1,7 +1,8 @@
 """A module seen as one vector: the only place that writes into a module."""
 
+import copy
 from collections.abc import Callable, Mapping
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -46,9 +47,18 @@ class FlatModel:
         self.backward_passes = 0
         self._scratch: dict[str, Tensor] = {}
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """In another process it is a model of its own; torch would let both write into the same memory."""
+        return _own, (self.module, "bf16" if self.bf16 else "fp32", self.call is not self.module)
+
     @property
     def device(self) -> torch.device:
         return self.weights.device
+
+    @property
+    def names(self) -> list[str]:
+        """Of the trainable parameters, in their order."""
+        return [name for name, parameter in self.module.named_parameters() if parameter.requires_grad]
 
     def views(self, flat: Tensor) -> list[Tensor]:
         """`flat` cut into the parameters' shapes, without copying."""
@@ -98,3 +108,7 @@ class FlatModel:
     def flatten_(self, pieces: list[Tensor], out: Tensor) -> Tensor:
         torch._foreach_copy_(self.views(out), pieces)
         return out
+
+
+def _own(module: nn.Module, precision: Precision, compile: bool) -> FlatModel:
+    return FlatModel(copy.deepcopy(module), precision, compile)
