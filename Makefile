@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test check format clean
+.PHONY: help demo test check format bench bench-peers clean
 .DEFAULT_GOAL := help
 
 help:
@@ -12,6 +12,8 @@ help:
 	@echo "make test    lint, types and the test suite"
 	@echo "make check   lint and types only"
 	@echo "make format  rewrite the code in the house style"
+	@echo "make bench   speed and memory against the bare PyTorch loop (about half an hour on an idle machine)"
+	@echo "make bench-peers  the same work in Flower, pfl-research and others (installs them, about half an hour)"
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -39,6 +41,18 @@ test: check
 format: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+bench: $(VENV)/.installed-dev
+	$(BIN)/python benchmarks/startup.py
+	$(BIN)/python benchmarks/methods.py
+	$(BIN)/python benchmarks/stacked.py
+	$(BIN)/python benchmarks/growth.py
+	$(BIN)/python benchmarks/growth.py --resnet18
+	$(BIN)/python benchmarks/overhead.py
+	$(BIN)/python benchmarks/workers.py
+
+bench-peers: $(VENV)/.installed-dev
+	$(BIN)/python benchmarks/peers/run.py
 
 clean:
 	rm -rf $(VENV)
