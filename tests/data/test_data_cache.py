@@ -140,14 +140,18 @@ def test_leftovers_are_swept(tmp_path: Path, cache: Path) -> None:
 
 
 PROGRAM = """
-import sys
+import contextlib, os, sys
 from pathlib import Path
 from fedlesam.data.cache import prepare
 from fedlesam.data.catalogue import source_of
 for _ in range(20):
     print(prepare(source_of("cifar10", Path(sys.argv[1]))).fingerprint)
     for path in Path(sys.argv[2]).glob("data/*/test_y.bin") if _ % 5 == 0 else ():
-        path.write_bytes(b"damaged")
+        # replaced, not truncated: another process may have it mapped
+        beside = Path(sys.argv[2]) / f"damage{os.getpid()}"
+        with contextlib.suppress(OSError):
+            beside.write_bytes(b"damaged")
+            beside.replace(path)
 """
 
 
