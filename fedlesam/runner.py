@@ -101,8 +101,9 @@ def assist(world: World) -> None:
         about = world.broadcast()[0]
         if about["do"] == "stop":
             return
-        table = about["config"]
-        config = configs.update(RunConfig(), {**table, **table.pop("hyper")})
+        settings = about["config"]
+        hyper = settings.pop("hyper")
+        config = configs.update(RunConfig(), {**settings, **hyper})
         federation, wrong = None, None
         try:
             federation = build(config, folder=RunFolder(Path(about["folder"])).memory, world=world).federation

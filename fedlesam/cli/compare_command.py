@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,8 @@ def show_comparison(
     from fedlesam.report.tables import ranking
     from fedlesam.runs import RunFolder
 
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ValueError("under torchrun use `fedlesam run`, one method at a time; `compare` takes --workers instead")
     plans = comparison.plan(base, algorithms, seeds)
     out = out or Path("runs") / f"compare-{base.data.replace(':', '-')}-{_name(plans)}"
     if base.threads is None:

@@ -59,6 +59,7 @@ def command(
     """
     from fedlesam.cli.show import Display, percent
     from fedlesam.engines.world import from_environment
+    from fedlesam.federation import count_active
     from fedlesam.runner import assist, execute, leading
     from fedlesam.runs import RunFolder
 
@@ -69,8 +70,11 @@ def command(
     with leading(world):
         config, folder = settle(gather(config_file, assignments, flags), out)
     display = Display(quiet or as_json)
-    if config.workers > 1:
-        display.say(f"{config.workers} workers, {config.threads} threads each")
+    workers = world.size if world is not None else config.workers
+    if workers > 1:
+        display.say(f"{workers} workers, {config.threads} thread{'s' if config.threads != 1 else ''} each")
+    if config.clients is not None and workers > count_active(config.active, config.clients):
+        display.say(f"only {count_active(config.active, config.clients)} clients are active a round: workers are idle")
     done = RunFolder(folder).read_summary().get("state") == "finished"
     with display.open():
         watch = display.watch(config.algorithm, config.rounds) if not done or overwrite else None
