@@ -34,7 +34,7 @@ class Step:
         return self.v - self.e if self.shifted and self.e is not None else self.v.clone()
 
 
-def local_steps(
+def local_update(
     model: FlatModel,
     data: ClientData,
     algorithm: Algorithm,

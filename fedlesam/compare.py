@@ -10,6 +10,7 @@ from fedlesam import lookup
 from fedlesam.build import build, load_data
 from fedlesam.config import RunConfig
 from fedlesam.federation import Record
+from fedlesam.names import file_name
 from fedlesam.report import pictures
 from fedlesam.report.read import Run, read_run
 from fedlesam.runner import execute
@@ -32,7 +33,7 @@ def plan(base: RunConfig, algorithms: list[str], seeds: int) -> list[RunConfig]:
 
 
 def folder_of(out: Path, config: RunConfig) -> Path:
-    return out / f"{config.algorithm.replace(':', '-')}-seed{config.seed}"
+    return out / f"{file_name(config.algorithm)}-seed{config.seed}"
 
 
 def compare(

@@ -1,6 +1,5 @@
 """What a method costs by its nature, and what a run will cost, before it is run."""
 
-import math
 import os
 import shutil
 from dataclasses import dataclass
@@ -72,7 +71,7 @@ class Prediction:
     client_memory: int
     """What all clients together remember once every client was active."""
     ram: int
-    """All processes, without the data set and the activations of a forward pass."""
+    """All processes of this machine, without the data set and the activations of a forward pass."""
     disk: int
     """Memory beyond the budget, and the results."""
 
@@ -83,9 +82,13 @@ def predict(config: RunConfig, federation: Federation) -> Prediction:
     vector, buffers = state.weights.nbytes, size_in_bytes(state.buffers)
     ever = min(n, k * config.rounds)
     private = round((cost.stored - 1 - cost.shared) * vector) * ever
-    anchors = round(cost.shared * vector * anchors_alive(n, k, config.rounds))
-    memory, workers = private + anchors, federation.workers
-    in_files = memory if workers > 1 and config.store == "shared" else max(0, memory - config.memory)
+    workers = federation.workers
+    shared = workers > 1 and config.store == "shared"
+    anchors = round(cost.shared * vector * anchors_alive(n, k, config.rounds, 1 if shared else workers))
+    memory = private + anchors
+    in_files = memory if shared else max(0, memory - config.memory)
+    fresh = 0 if shared or not config.memory else k * round((cost.stored - 1 - cost.shared) * vector)
+    here = min(workers, int(os.environ.get("LOCAL_WORLD_SIZE", workers)))
     ascends = 2 if federation.algorithm.perturbation.gradient != "unused" else 0
     working = (5 + ascends + 2 * cost.up + cost.down) * vector
     steps = [_steps(federation, client) for client in range(n)]
@@ -98,21 +101,21 @@ def predict(config: RunConfig, federation: Federation) -> Prediction:
         bytes_up_per_round=k * (cost.up * vector + buffers),
         one_client=round((cost.stored - 1) * vector),
         client_memory=memory,
-        ram=round(workers * (PROCESS_BYTES + working) + cost.server * vector) + memory - in_files,
+        ram=round(here * (PROCESS_BYTES + working) + cost.server * vector) + memory - in_files + fresh,
         disk=in_files + 2 * vector,
     )
 
 
-def anchors_alive(clients: int, active: int, rounds: int) -> float:
-    """The expected number of rounds whose model some client still keeps; they differ in when they were last active."""
+def anchors_alive(clients: int, active: int, rounds: int, holders: int = 1) -> float:
+    """The expected number of models of past rounds that some client still keeps; several holders have a copy each."""
     again = active / clients
     total = 0.0
     for age in range(min(rounds, 100_000)):
-        alive = 1 - (1 - (1 - again) ** age) ** active
+        alive = 1 - (1 - (1 - again) ** age) ** (active / min(holders, active))
         total += alive
         if alive < 1e-6:
             break
-    return total
+    return total * min(holders, active)
 
 
 def check_fits(predicted: Prediction, config: RunConfig, folder: Path) -> None:
@@ -126,16 +129,19 @@ def check_fits(predicted: Prediction, config: RunConfig, folder: Path) -> None:
     if ram is not None and predicted.ram > ram:
         kept = predicted.client_memory - (predicted.disk - 2 * 4 * predicted.parameters)
         rest = predicted.ram - max(0, kept)
-        remedy = f"--memory {size(max(0, ram - rest) // 2)}" if rest < ram else "fewer --workers or a smaller model"
+        room = (ram - rest) // 2
+        budget = size(room) if room >= predicted.one_client else "0"
+        remedy = f"--memory {budget}" if rest < ram else "fewer --workers or a smaller model"
         raise ValueError(
             f"the run needs {size(predicted.ram)} of RAM, {size(ram)} are free: it would fit with {remedy}"
         )
     existing = next(parent for parent in (folder.resolve(), *folder.resolve().parents) if parent.exists())
     free = shutil.disk_usage(existing).free
+    in_ram = config.workers == 1 or config.store == "pinned"
     if predicted.disk > free:
         raise ValueError(
-            f"the run needs {size(predicted.disk)} of disk in {folder}, {size(free)} are free: choose another --out, "
-            f"or raise --memory (now {size(config.memory)})"
+            f"the run needs {size(predicted.disk)} of disk in {folder}, {size(free)} are free: choose another --out"
+            + (f", or --memory {size(config.memory + 1.01 * (predicted.disk - free))}" if in_ram else "")
         )
 
 
@@ -151,8 +157,10 @@ def available_ram() -> int | None:
 
 def size(count: float) -> str:
     """1,500,000 as 1.5MB, in the form `--memory` takes."""
-    power = min(4, int(math.log(max(count, 1), 1000)))
-    return f"{count / 1000**power:.3g}{['B', 'kB', 'MB', 'GB', 'TB'][power]}"
+    units, power = ["B", "kB", "MB", "GB", "TB"], 0
+    while float(f"{count / 1000**power:.3g}") >= 1000 and power < len(units) - 1:
+        power += 1
+    return f"{float(f'{count / 1000**power:.3g}'):g}{units[power]}"
 
 
 def _steps(federation: Federation, client: int) -> float:

@@ -261,7 +261,7 @@ class Federation:
                 raise ValueError("the workers that held the clients' memories are gone: start the run again")
             serve = functools.partial(follow, self._here, self._pinned)
             world = self._world or start_local(self.workers, self.threads, serve)
-            weakref.finalize(self, world.close)
+            weakref.finalize(self, world.close, kill=True)
             self._engine = DistributedEngine(self._here, world, self._pinned)
         return self._engine
 

@@ -56,5 +56,17 @@ class Answer:
         return self.result.update.nbytes + size_in_bytes(self.buffers, self.perturbation, self.correction)
 
 
+def apart(tensors: Mapping[str, Tensor]) -> State:
+    """For a safetensors file, in which no two tensors may share memory."""
+    seen: set[int] = set()
+    own: State = {}
+    for name, tensor in tensors.items():
+        dense = tensor.contiguous()
+        storage = dense.untyped_storage().data_ptr()
+        own[name] = dense.clone() if storage in seen else dense
+        seen.add(storage)
+    return own
+
+
 def size_in_bytes(*states: Mapping[str, Tensor]) -> int:
     return sum(tensor.nbytes for state in states for tensor in state.values())

@@ -41,3 +41,8 @@ def imported(kind: str, path: str) -> Any:
         return getattr(module, attribute)
     except AttributeError as error:
         raise ValueError(f"{kind} {path!r}: module {module_name!r} has no {attribute!r}") from error
+
+
+def file_name(text: str) -> str:
+    """`text` with what a file system may not like replaced."""
+    return "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in text)

@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from fedlesam.messages import Memory
+from fedlesam.messages import Memory, apart
 from fedlesam.rules.base import State
 
 SLOTS = ("perturbation", "correction")
@@ -224,7 +224,7 @@ def _save(state: State, path: Path, about: dict[str, str], once: bool = False) -
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.part")  # two workers may write one anchor at once
     try:
-        save_file({name: tensor.contiguous() for name, tensor in state.items()}, beside, metadata=about)
+        save_file(apart(state), beside, metadata=about)
         beside.replace(path)
     except (OSError, SafetensorError) as error:
         beside.unlink(missing_ok=True)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fedlesam import seeds
 from fedlesam.algorithms import Algorithm
-from fedlesam.client import Step, finish, local_steps
+from fedlesam.client import Step, finish, local_update
 from fedlesam.data.batches import ClientData
 from fedlesam.federation import Federation
 from fedlesam.local import LocalTraining
@@ -102,7 +102,7 @@ def answer_of(fed: Federation, client: int) -> Answer:
 
 def steps_in(fed: Federation, client: int, flat: FlatModel | None = None) -> Generator[Step, None, Answer]:
     """The local loop of one client in the federation's next round, on a model of its own."""
-    return local_steps(
+    return local_update(
         flat or FlatModel(copy.deepcopy(fed.model)),
         fed.clients[client],
         fed.algorithm,

@@ -9,7 +9,8 @@ import work
 
 # torchvision, which FedLab imports for its own data sets, does not load beside a torch of another build without this.
 _library = torch.library.Library("torchvision", "DEF")
-_library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+for _name in ("nms", "qnms"):
+    _library.define(f"{_name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 
 from fedlab.contrib.algorithm.basic_client import SGDSerialClientTrainer  # noqa: E402
 from fedlab.contrib.algorithm.basic_server import SyncServerHandler  # noqa: E402

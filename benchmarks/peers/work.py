@@ -5,6 +5,7 @@ this module counts its backward passes into one file, a byte each, whichever sys
 """
 
 import functools
+import itertools
 import json
 import os
 import time
@@ -104,7 +105,7 @@ def mark() -> None:
 
 def finish(weights: Tensor, *packages: str) -> None:
     """Write what was measured."""
-    pairs = list(zip(_marks, _marks[1:], strict=False))
+    pairs = list(itertools.pairwise(_marks))
     result = {
         "rounds": [after[0] - before[0] for before, after in pairs],
         "steps": [after[1] - before[1] for before, after in pairs],

@@ -11,6 +11,7 @@ import click
 from fedlesam import config as configs
 from fedlesam.cli.options import Grouped, GroupedCommand, gather, names_of, output, settings
 from fedlesam.config import RunConfig
+from fedlesam.names import file_name
 
 
 def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
@@ -68,7 +69,7 @@ def show_comparison(
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ValueError("under torchrun use `fedlesam run`, one method at a time; `compare` takes --workers instead")
     plans = comparison.plan(base, algorithms, seeds)
-    out = out or Path("runs") / f"compare-{base.data.replace(':', '-')}-{_name(plans)}"
+    out = out or Path("runs") / f"compare-{file_name(base.data)}-{_name(plans)}"
     if base.threads is None:
         began = [folder for p in plans if (folder := RunFolder(comparison.folder_of(out, p))).config.exists()]
         if began:

@@ -5,6 +5,7 @@ from pathlib import Path
 import click
 
 from fedlesam.cli.options import GroupedCommand
+from fedlesam.names import file_name
 
 WHERE = click.option(
     "--data-dir",
@@ -62,7 +63,12 @@ def fetch_command(name: str, data_dir: Path | None, quiet: bool) -> None:
 )
 @click.argument("name")
 @WHERE
-@click.option("--picture", type=click.Path(path_type=Path), metavar="PNG", help="draw a few images of every class")
+@click.option(
+    "--picture",
+    type=click.Path(path_type=Path),
+    metavar="PNG",
+    help="where to draw a few images of every class  [NAME-sheet.png]",
+)
 def check_command(name: str, data_dir: Path | None, picture: Path | None) -> None:
     """Load a data set and say what was found: its form, files, counts per class and fingerprint."""
     from fedlesam.data.check import check
@@ -70,5 +76,4 @@ def check_command(name: str, data_dir: Path | None, picture: Path | None) -> Non
 
     found = check(name, data_dir)
     click.echo("\n".join(found.lines()))
-    if picture is not None:
-        click.echo(f"picture: {contact_sheet(found.data, picture)}")
+    click.echo(f"picture: {contact_sheet(found.data, picture or Path(f'{file_name(name)}-sheet.png'))}")

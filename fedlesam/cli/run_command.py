@@ -10,12 +10,12 @@ import click
 from fedlesam import config as configs
 from fedlesam.cli.options import GroupedCommand, gather, output, settings
 from fedlesam.config import RunConfig
+from fedlesam.names import file_name
 
 
 def default_folder(config: RunConfig) -> Path:
     """Made from the settings, so that repeating a command finds its folder again."""
-    name = f"{config.algorithm}-{config.data}-{configs.identity(config)}"
-    return Path("runs") / "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in name)
+    return Path("runs") / file_name(f"{config.algorithm}-{config.data}-{configs.identity(config)}")
 
 
 def settle(config: RunConfig, folder: Path | None) -> tuple[RunConfig, Path]:

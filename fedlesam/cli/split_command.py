@@ -8,6 +8,7 @@ import click
 
 from fedlesam import config as configs
 from fedlesam.cli.options import OUTPUT, Grouped, GroupedCommand, gather, settings
+from fedlesam.names import file_name
 
 
 @click.command(
@@ -22,7 +23,12 @@ from fedlesam.cli.options import OUTPUT, Grouped, GroupedCommand, gather, settin
 )
 @settings(only=["data", "data_dir", "split", "clients", "seed"])
 @click.option(
-    "--save", cls=Grouped, group=OUTPUT, type=click.Path(path_type=Path), metavar="FILE", help="keep it for file:FILE"
+    "--save",
+    cls=Grouped,
+    group=OUTPUT,
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="where to keep it for --split file:FILE  [splits/NAME.safetensors]",
 )
 @click.option(
     "--picture",
@@ -30,7 +36,7 @@ from fedlesam.cli.options import OUTPUT, Grouped, GroupedCommand, gather, settin
     group=OUTPUT,
     type=click.Path(path_type=Path),
     metavar="PNG",
-    help="draw samples per class and client, as in the paper's figure 5",
+    help="where to draw samples per class and client, as in the paper's figure 5  [splits/NAME.png]",
 )
 @click.option("--json", "as_json", cls=Grouped, group=OUTPUT, is_flag=True, help="print the summary as JSON")
 def command(config_file: Path | None, save: Path | None, picture: Path | None, as_json: bool, **flags: Any) -> None:
@@ -47,11 +53,11 @@ def command(config_file: Path | None, save: Path | None, picture: Path | None, a
     labels = data.train.y.numpy()
     counts = split.class_counts(labels, len(data.classes))
     held, sizes, deviation = (counts > 0).sum(1), split.sizes, split.deviation(labels)
-    if save is not None:
-        save_split(split, data, save)
-    if picture is not None:
-        title = f"{config.data}, {split.scheme}: samples per class and client"
-        split_heat_map(counts, list(data.classes), picture, title)
+    stem = file_name(f"{config.data}-{config.split}-{len(sizes)}-seed{config.seed}")
+    save, picture = save or Path(f"splits/{stem}.safetensors"), picture or Path(f"splits/{stem}.png")
+    save_split(split, data, save)
+    title = f"{config.data}, {split.scheme}: samples per class and client"
+    split_heat_map(counts, list(data.classes), picture, title)
     summary = {
         "split": split.scheme,
         "clients": len(sizes),
@@ -68,5 +74,4 @@ def command(config_file: Path | None, save: Path | None, picture: Path | None, a
     for name, value in summary.items():
         click.echo(f"{name + ':':<38}{value}")
     for what, path in (("saved", save), ("picture", picture)):
-        if path is not None:
-            click.echo(f"{what + ':':<38}{path}")
+        click.echo(f"{what + ':':<38}{path}")

@@ -8,7 +8,7 @@ import torch
 
 from fedlesam import seeds
 from fedlesam.algorithms import Algorithm
-from fedlesam.client import finish, local_steps
+from fedlesam.client import finish, local_update
 from fedlesam.data.batches import Batches, ClientData
 from fedlesam.evaluation import BatchScore, Evaluation, combine, score_batches
 from fedlesam.local import LocalTraining
@@ -72,7 +72,7 @@ class SerialEngine:
             self.training = client
             memory, data = self.store.get(client, Memory()), self.clients[client]
             rules, local = self.algorithm, self.local
-            steps = local_steps(self.model, data, rules, local, sent, memory, client=client, seed=self.seed)
+            steps = local_update(self.model, data, rules, local, sent, memory, client=client, seed=self.seed)
             try:
                 yield finish(steps, before_step)
             except Exception as error:

@@ -24,6 +24,8 @@ import torch.distributed as dist
 from safetensors.torch import load, save
 from torch import Tensor
 
+from fedlesam.messages import apart
+
 FOREVER = datetime.timedelta(days=365)
 """A worker that dies closes its connections and is noticed at once; a slow one must not be."""
 
@@ -206,7 +208,7 @@ def _die_with_parent(parent: int) -> None:
 
 
 def _pack(about: Any, tensors: Mapping[str, Tensor]) -> Tensor:
-    content = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()} or {"": torch.empty(0)}
+    content = apart({name: tensor.cpu() for name, tensor in tensors.items()}) or {"": torch.empty(0)}
     return torch.frombuffer(bytearray(save(content, metadata={"about": json.dumps(about)})), dtype=torch.uint8)
 
 

@@ -584,7 +584,7 @@ def test_a_shell_gets_its_completions(tmp_path: Path) -> None:
         cwd=tmp_path,
     )
     assert done.returncode == 0
-    assert {line.partition(",")[2] for line in done.stdout.split()} == {"compare", "completion"}
+    assert {line.partition(",")[2] for line in done.stdout.split()} == {"compare", "cost", "completion"}
 
 
 def wait_for(condition: Callable[[], bool], running: subprocess.Popen[str]) -> None:

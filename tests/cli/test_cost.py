@@ -1,0 +1,144 @@
+"""`fedlesam cost`, and the flags of the machine."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedlesam import costs
+from fedlesam.cli import main
+
+SMALL = ["--clients", "6", "--active", "3", "--epochs", "1", "--batch-size", "50", "--model", "mlp:hidden=4"]
+Call = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("FEDLESAM_TRACEBACK", raising=False)
+
+    def fedlesam(*args: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["fedlesam", *args])
+        with pytest.raises(SystemExit) as end:
+            main()
+        said = capsys.readouterr()
+        return int(end.value.code or 0), said.out, said.err
+
+    return fedlesam
+
+
+def as_json(call: Call, *flags: str) -> dict[str, Any]:
+    code, out, err = call("cost", *SMALL, *flags, "--json")
+    assert code == 0, err
+    return dict(json.loads(out))
+
+
+def test_cost_is_for_people(call: Call, tmp_path: Path) -> None:
+    code, out, err = call("cost", *SMALL, "--algorithm", "fedlesam-s", "--rounds", "40", "--memory", "1GB")
+    assert (code, err) == (0, "")
+    rows = dict(line.split(":", 1) for line in out.splitlines())
+    rows = {name: value.strip() for name, value in rows.items()}
+    assert rows["model"] == "310 parameters"
+    assert rows["clients"] == "6, 3 active a round"
+    assert rows["sent to clients"] == "7.44kB a round", "3 clients x 2 vectors x 310 numbers x 4 bytes"
+    assert rows["one client keeps"] == "2.48kB"
+    assert rows["RAM"].endswith("at most 1GB for the clients' memory")
+    assert set(rows) >= {"backward passes", "sent by clients", "all clients keep", "disk"}
+    assert not list(tmp_path.iterdir()), "nothing is written"
+
+
+def test_methods_without_memory_say_so(call: Call) -> None:
+    out = call("cost", *SMALL, "--algorithm", "fedavg")[1]
+    assert "one client keeps:   nothing" in out
+    assert "all clients keep:   nothing" in out
+
+
+def test_cost_is_for_scripts(call: Call) -> None:
+    found = as_json(call, "--algorithm", "fedlesam-s", "--rounds", "40")
+    assert found["parameters"] == 310
+    assert (found["clients"], found["active"]) == (6, 3)
+    assert found["bytes_down_per_round"] == found["bytes_up_per_round"] == 3 * 2 * 310 * 4
+    assert found["one_client"] == 2 * 310 * 4
+    assert set(found) == {
+        "parameters", "clients", "active", "backward_passes_per_round", "bytes_down_per_round", "bytes_up_per_round",
+        "one_client", "client_memory", "ram", "disk",
+    }  # fmt: skip
+
+
+def test_cost_foresees_the_run(call: Call, tmp_path: Path) -> None:
+    """The same flags: the run's own figures."""
+    flags = ["--algorithm", "fedsmoo", "--active", "6", "--rounds", "2"]
+    found = as_json(call, *flags)
+    code, out, _ = call("run", *SMALL, *flags, "--out", "run", "--json")
+    summary = json.loads(out)
+    assert code == 0
+    assert summary["parameters"] == found["parameters"]
+    assert summary["client_memory_bytes"] == found["one_client"]
+    assert summary["backward_passes"] == 2 * found["backward_passes_per_round"]
+    last = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
+    assert last["bytes_up"] == found["bytes_up_per_round"]
+    assert last["bytes_down"] == found["bytes_down_per_round"]
+
+
+def test_workers_and_budget_move_memory(call: Call) -> None:
+    flags = ["--algorithm", "scaffold", "--rounds", "100"]
+    ram, none = as_json(call, *flags), as_json(call, *flags, "--memory", "0")
+    shared = as_json(call, *flags, "--workers", "2")
+    assert ram["client_memory"] == none["client_memory"] == 6 * 310 * 4
+    assert none["disk"] - ram["disk"] == shared["disk"] - ram["disk"] == ram["client_memory"]
+    assert shared["ram"] > ram["ram"] + costs.PROCESS_BYTES
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--memory", "lots"], "--memory: expected a size such as 4GB"),
+        (["--memory", "2kB"], "--memory 2kB cannot hold the memory of one client, 2.48kB"),
+        (["--device", "nonsense"], "device 'nonsense': expected auto, cpu, cuda or cuda:i"),
+        (["--device", "cuda:99"], "use --device cpu"),
+        (["--store", "cloud"], "store must be one of 'shared', 'pinned', got 'cloud'"),
+        (["--precision", "fp8"], "precision must be one of 'fp32', 'bf16', got 'fp8'"),
+        (["--workers", "0"], "workers must be a whole number from 1, got 0"),
+        (["--memory", "-1"], "--memory: expected a size"),
+    ],
+)
+def test_bad_flags_of_the_machine(flags: list[str], says: str, call: Call, tmp_path: Path) -> None:
+    code, out, err = call("run", *SMALL, "--algorithm", "fedlesam-s", "--rounds", "1", *flags, "--out", "run")
+    assert (code, out) == (2, "")
+    assert says in err
+    assert len(err.strip().splitlines()) == 1
+    assert not (tmp_path / "run").exists()
+
+
+def test_devices_that_work(call: Call, tmp_path: Path) -> None:
+    for device in ("auto", "cpu"):
+        code, _, err = call("run", *SMALL, "--rounds", "1", "--device", device, "--out", device, "-q")
+        assert code == 0, err
+    assert 'device = "auto"' not in (tmp_path / "auto" / "config.toml").read_text()
+
+
+def test_a_run_that_does_not_fit_says_what_would(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    needed = as_json(call, "--algorithm", "scaffold", "--rounds", "100")
+    flags = ["--algorithm", "scaffold", "--rounds", "100", "--out", "run", "-q"]
+    monkeypatch.setattr(costs, "available_ram", lambda: needed["ram"] - 5000)
+    code, _, err = call("run", *SMALL, *flags)
+    assert code == 2
+    assert "it would fit with --memory 0" in err or "it would fit with --memory 1" in err
+    assert not (tmp_path / "run").exists()
+    budget = err.split("--memory ")[1].strip()
+    code, _, err = call("run", *SMALL, *flags, "--rounds", "1", "--memory", budget)
+    assert code == 0, err
+
+
+def test_idle_workers_are_fine(call: Call, tmp_path: Path) -> None:
+    flags = [*SMALL, "--algorithm", "fedlesam", "--rounds", "2", "--threads", "1"]
+    code, out, err = call("run", *flags, "--workers", "4", "--out", "several")
+    assert code == 0, err
+    assert "4 workers" in out + err
+    assert "idle" in out + err, "three clients a round: one worker has nothing to do, and the user hears of it"
+    assert call("run", *flags, "--out", "one", "-q")[0] == 0
+    models = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("one", "several")]
+    assert models[0] == models[1]

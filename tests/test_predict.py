@@ -1,0 +1,322 @@
+"""What a run will cost, before it is run: held against runs; and where it runs."""
+
+import dataclasses
+import math
+import os
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from worlds import federation, samples, training
+
+from fedlesam import Federation, LocalTraining, costs
+from fedlesam import config as configs
+from fedlesam.algorithms import CATALOGUE
+from fedlesam.build import build, place
+from fedlesam.config import RunConfig
+from fedlesam.costs import PROCESS_BYTES, Prediction, anchors_alive, check_fits, predict, size
+from fedlesam.runner import execute
+from fedlesam.runs import RunFolder
+
+GB = 10**9
+
+
+def network() -> nn.Module:
+    return nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 3))
+
+
+def make(name: str, *, sizes: tuple[int, ...] = (7, 12, 5, 9, 16, 3), **settings: Any) -> Federation:
+    local = settings.pop("local", training(epochs=2))
+    clients = samples(sizes, dtype=torch.float32)
+    return federation(name, model=network(), clients=clients, local=local, **settings)
+
+
+def config(**change: Any) -> RunConfig:
+    return RunConfig(**{"rounds": 4, **change})
+
+
+@pytest.mark.parametrize("name", CATALOGUE)
+def test_a_prediction_is_what_a_run_does(name: str) -> None:
+    """Every client active, of unequal sizes, BatchNorm's statistics in the messages: all of it exact."""
+    fed = make(name)
+    predicted = predict(config(), fed)
+    record = list(fed.run(4))[-1]
+    assert predicted.parameters == len(fed.weights)
+    assert (predicted.clients, predicted.active) == (6, 6)
+    assert predicted.backward_passes_per_round == record.backward_passes
+    assert predicted.bytes_down_per_round == record.bytes_down
+    assert predicted.bytes_up_per_round == record.bytes_up
+    assert {predicted.one_client} == {memory.nbytes for memory in fed.memories.values()}
+    assert predicted.client_memory == fed.memories.nbytes
+
+
+@pytest.mark.parametrize("name", ["fedsam", "fedlesam-s"])
+def test_a_part_of_the_clients(name: str) -> None:
+    """Of equal size: every round costs the same."""
+    fed = make(name, sizes=(8,) * 9, active=3)
+    predicted = predict(config(), fed)
+    record = list(fed.run(4))[-1]
+    assert predicted.backward_passes_per_round == record.backward_passes
+    assert predicted.bytes_down_per_round == record.bytes_down
+    assert predicted.bytes_up_per_round == record.bytes_up
+
+
+def test_epochs_drawn_from_a_range_count_by_their_mean() -> None:
+    one, drawn = (predict(config(), make("fedsam", local=training(epochs=e))) for e in (2, range(1, 4)))
+    assert one.backward_passes_per_round == drawn.backward_passes_per_round
+
+
+def test_the_summary_of_a_run_agrees(tmp_path: Path) -> None:
+    small: dict[str, Any] = {"clients": 4, "active": 4, "rounds": 2, "epochs": 1, "model": "mlp:hidden=4"}
+    settings = configs.resolve(RunConfig(algorithm="fedsmoo", **small))
+    predicted = predict(settings, build(settings).federation)
+    summary = execute(settings, tmp_path / "run")
+    last = RunFolder(tmp_path / "run").read_metrics()[-1]
+    assert summary["client_memory_bytes"] == predicted.one_client
+    assert summary["parameters"] == predicted.parameters
+    assert last["backward_passes"] == predicted.backward_passes_per_round
+    assert (last["bytes_down"], last["bytes_up"]) == (predicted.bytes_down_per_round, predicted.bytes_up_per_round)
+
+
+@pytest.mark.parametrize(("clients", "active", "rounds"), [(20, 4, 60), (50, 5, 12), (30, 1, 200), (24, 8, 30)])
+def test_models_that_are_still_kept(clients: int, active: int, rounds: int) -> None:
+    """The expectation against the participation that federations draw, over 60 seeds.
+
+    It takes clients to be drawn independently, which they are not quite: 4 % on top of the error of the mean.
+    """
+    counts, data = [], [(torch.ones(1, 1), torch.zeros(1).long())] * clients
+    for seed in range(60):
+        fed = Federation(nn.Linear(1, 2), data, active=active, seed=seed)
+        last = {client: t for t in range(rounds) for client in fed.draw_active(t)}
+        counts.append(len(set(last.values())))
+    mean, error = statistics.mean(counts), statistics.stdev(counts) / math.sqrt(len(counts))
+    assert abs(mean - anchors_alive(clients, active, rounds)) < 4 * error + 0.04 * mean
+
+
+def test_memory_with_a_part_of_the_clients() -> None:
+    """Private vectors to the byte; the shared ones as many as there are rounds that somebody last took part in."""
+    fed = make("fedlesam-s", sizes=(6,) * 12, active=3, local=training(epochs=1))
+    unit = fed.weights.nbytes
+    for record in fed.run(30):
+        kept = len(set(fed.memories.rounds.values()))
+        assert fed.memories.nbytes == (len(fed.memories) + kept) * unit, record
+    assert len(fed.memories) == 12
+    predicted = predict(dataclasses.replace(config(), rounds=30), fed)
+    assert predicted.client_memory == 12 * unit + round(anchors_alive(12, 3, 30) * unit)
+
+
+def test_ten_thousand_clients() -> None:
+    """Memory in proportion to those ever active: an N x D table would be 400 MB for each kept vector."""
+    x, y = torch.randn(2, 500), torch.tensor([0, 1])
+    fed = Federation(nn.Linear(500, 20), [(x, y)] * 10_000, "fedlesam-s", LocalTraining(epochs=1), active=100)
+    before = anonymous()
+    records = list(fed.run(3))
+    ever = {client for record in records for client in record.active}
+    assert list(fed.memories) == sorted(ever)
+    assert 250 < len(ever) <= 300
+    assert fed.memories.nbytes <= (len(ever) + 3) * fed.weights.nbytes
+    assert anonymous() - before < 2 * fed.memories.nbytes + 30_000_000
+    predicted = predict(config(rounds=3), fed)
+    assert predicted.client_memory <= (300 + 3) * fed.weights.nbytes
+
+
+def anonymous() -> int:
+    status = Path("/proc/self/status").read_text()
+    return int(re.search(r"RssAnon:\s+(\d+) kB", status)[1]) * 1024  # type: ignore[index]
+
+
+# A run that does not fit
+
+
+def big(**change: Any) -> tuple[RunConfig, Prediction]:
+    """Many clients that keep a model of a megabyte; nothing of it is trained."""
+    settings = dataclasses.replace(RunConfig(), rounds=1000, **change)
+    clients = [(torch.ones(1, 500), torch.zeros(1).long())] * 2000
+    fed = Federation(
+        nn.Linear(500, 500, bias=False), clients, "scaffold", active=10, workers=settings.workers, store=settings.store
+    )
+    return settings, predict(settings, fed)
+
+
+def free(monkeypatch: pytest.MonkeyPatch, ram: float = 10**12, disk: float = 10**13) -> None:
+    monkeypatch.setattr(costs, "available_ram", lambda: int(ram))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: types.SimpleNamespace(free=int(disk)))
+
+
+def test_memory_is_in_ram_up_to_the_budget_and_else_on_disk() -> None:
+    for budget in (0, GB, 4 * GB):
+        predicted = big(memory=budget)[1]
+        assert predicted.client_memory == 2000 * 10**6
+        assert predicted.one_client == 10**6
+        assert predicted.disk == max(0, 2 * GB - budget) + 2 * 10**6
+        assert 0 < predicted.ram - min(budget, 2 * GB) - PROCESS_BYTES < 30 * 10**6
+    shared, pinned = (big(memory=4 * GB, workers=2, store=store)[1] for store in ("shared", "pinned"))
+    assert shared.disk - 2 * 10**6 == 2 * GB
+    assert shared.ram < 2 * PROCESS_BYTES + 40 * 10**6
+    assert pinned.disk == 2 * 10**6
+    assert pinned.ram > 2 * GB + 2 * PROCESS_BYTES
+
+
+def test_pinned_workers_keep_a_model_each() -> None:
+    alone = anchors_alive(100, 10, 500)
+    assert alone < anchors_alive(100, 10, 500, holders=2) <= 2 * alone
+    assert anchors_alive(100, 10, 500, holders=10) == pytest.approx(100, rel=0.01), "one of each client's own"
+    assert anchors_alive(100, 10, 500, holders=64) == anchors_alive(100, 10, 500, holders=10)
+
+
+def test_a_machine_counts_its_own_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    all_here = big(workers=8)[1]
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert all_here.ram - big(workers=8)[1].ram == pytest.approx(6 * PROCESS_BYTES, rel=0.05)
+
+
+def named(message: str) -> int:
+    return int(configs.parse("memory", re.search(r"--memory (\S+?)$", message)[1], "--memory"))  # type: ignore[index]
+
+
+@pytest.mark.parametrize("ram", [1.0 * GB, 0.5 * GB, 0.330 * GB, 0.3265 * GB])
+def test_too_little_ram(ram: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    free(monkeypatch, ram=ram)
+    settings, predicted = big()
+    with pytest.raises(ValueError, match=rf"needs {size(predicted.ram)} of RAM, {size(ram)} are free") as refused:
+        check_fits(predicted, settings, tmp_path)
+    settings, predicted = big(memory=named(str(refused.value)))
+    check_fits(predicted, settings, tmp_path)
+
+
+def test_no_budget_helps(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    free(monkeypatch, ram=PROCESS_BYTES)
+    settings, predicted = big(workers=2)
+    with pytest.raises(ValueError, match="fewer --workers or a smaller model"):
+        check_fits(predicted, settings, tmp_path)
+
+
+def test_too_little_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    free(monkeypatch, disk=GB)
+    settings, predicted = big(memory=10**8)
+    missing = tmp_path / "not" / "there"
+    with pytest.raises(ValueError, match=r"needs 1.9GB of disk in .*there, 1GB are free: choose another --out") as no:
+        check_fits(predicted, settings, missing)
+    settings, predicted = big(memory=named(str(no.value)))
+    check_fits(predicted, settings, missing)
+    settings, predicted = big(workers=2)
+    with pytest.raises(ValueError, match=r"another --out$"):
+        check_fits(predicted, settings, missing)
+
+
+def test_a_budget_below_one_client(tmp_path: Path) -> None:
+    settings, predicted = big(memory=999_000)
+    with pytest.raises(ValueError, match=r"--memory 999kB cannot hold the memory of one client, 1MB: .*or 0"):
+        check_fits(predicted, settings, tmp_path)
+    for enough in (0, 10**6):
+        check_fits(*reversed(big(memory=enough)), tmp_path)
+
+
+def test_a_run_that_does_not_fit_does_not_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    free(monkeypatch, ram=10**6)
+    settings = configs.resolve(RunConfig(clients=4, active=4, rounds=1, epochs=1, model="mlp:hidden=4"))
+    with pytest.raises(ValueError, match="of RAM"):
+        execute(settings, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_this_machine_has() -> None:
+    ram = costs.available_ram()
+    assert ram is None or 10**7 < ram < 10**14
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(0, "0B"), (999, "999B"), (1000, "1kB"), (999_900, "1MB"), (10**9, "1GB"), (10**6, "1MB"), (1.5e6, "1.5MB")]
+    + [(123_456, "123kB"), (10**12, "1TB"), (5e15, "5000TB"), (0.4, "0.4B")],
+)
+def test_sizes(count: float, text: str) -> None:
+    assert size(count) == text
+    if count >= 1:
+        assert configs.byte_size(text) == pytest.approx(count, rel=0.005)
+
+
+# Where it runs
+
+
+def test_devices_there_are() -> None:
+    assert place("cpu") == torch.device("cpu")
+    assert place("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
+
+
+@pytest.mark.parametrize("device", ["nonsense", "mps", "cpu:x", "", "meta", "cuda:-1"])
+def test_devices_that_are_nonsense(device: str) -> None:
+    with pytest.raises(ValueError, match=rf"device '{device}': expected auto, cpu, cuda or cuda:i"):
+        place(device)
+
+
+@pytest.mark.parametrize("device", ["cuda", "cuda:0", "cuda:99"])
+def test_a_gpu_that_is_not_there(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    with pytest.raises(ValueError, match=rf"device '{device}': this machine has 0 GPUs; use --device cpu"):
+        place(device)
+
+
+def test_a_gpu_for_each_local_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    assert place("cuda") == torch.device("cuda", 0)
+    monkeypatch.setenv("LOCAL_RANK", "2")
+    assert place("cuda") == torch.device("cuda", 2)
+    assert place("cuda:1") == torch.device("cuda", 1)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no GPU")
+@pytest.mark.parametrize("workers", [1, 2])
+def test_cuda_is_close_to_cpu(workers: int, tmp_path: Path) -> None:
+    if workers > torch.cuda.device_count():
+        pytest.skip("nccl needs a GPU for each worker, and this machine has one")
+    small: dict[str, Any] = {"clients": 4, "active": 4, "rounds": 2, "epochs": 1, "algorithm": "fedlesam-s"}
+    results = []
+    for device in ("cpu", "cuda"):
+        settings = configs.resolve(RunConfig(device=device, workers=workers if device == "cuda" else 1, **small))
+        execute(settings, tmp_path / device)
+        results.append(RunFolder(tmp_path / device).read_metrics()[-1]["train_loss"])
+    assert results[0] == pytest.approx(results[1], rel=1e-3)
+
+
+compiles = pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
+
+COMPILED = """
+import sys, torch
+from fedlesam import Federation, LocalTraining
+from fedlesam.models.catalogue import make_model
+torch.manual_seed(0)
+clients = [(torch.randn(8, 1, 8, 8), torch.randint(3, (8,))) for _ in range(3)]
+def train(**settings):
+    model = make_model("cnn", (1, 8, 8), 3, 0)
+    local = LocalTraining(epochs=1, batch_size=4)
+    with Federation(model, clients, "fedlesam-s", local, threads=1, test=clients[0], **settings) as fed:
+        fed.round(), fed.round()
+        return fed.weights
+plain, compiled = train(), train(compile=True, workers=int(sys.argv[1]))
+torch.testing.assert_close(plain, compiled, rtol=1e-3, atol=1e-5)
+print("close", torch.equal(plain, compiled))
+"""
+
+
+@compiles
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 2])
+def test_compiled_is_close_to_plain(workers: int, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", COMPILED, str(workers)],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        env={**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(Path(__file__).parents[1])},
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "close" in done.stdout
