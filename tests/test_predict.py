@@ -235,8 +235,7 @@ def test_what_this_machine_has() -> None:
 
 @pytest.mark.parametrize(
     ("count", "text"),
-    [(0, "0B"), (999, "999B"), (1000, "1kB"), (999_900, "1MB"), (10**9, "1GB"), (10**6, "1MB"), (1.5e6, "1.5MB")]
-    + [(123_456, "123kB"), (10**12, "1TB"), (5e15, "5000TB"), (0.4, "0.4B")],
+    [(0, "0B"), (999, "999B"), (1000, "1kB"), (999_900, "1MB"), (10**9, "1GB"), (1.5e6, "1.5MB"), (5e15, "5000TB")],
 )
 def test_sizes(count: float, text: str) -> None:
     assert size(count) == text

@@ -121,6 +121,15 @@ def test_files_are_written_once_and_collected_when_nobody_names_them(tmp_path: P
     assert set(store.keepers) == {1, 2, 3}, "no trace of rounds that nobody keeps"
 
 
+def test_the_second_client_does_not_write_the_model_again(tmp_path: Path) -> None:
+    store, anchor, seen = Store(tmp_path, 0), vector(1), set()
+    for client in range(3):
+        store.prepare(0, client, Memory({"last": anchor}), anchor)
+        seen.add((tmp_path / "round000000-anchor.safetensors").stat().st_ino)
+        (tmp_path / f"keeps inode {client} from being used again").touch()
+    assert len(seen) == 1
+
+
 def test_the_longest_inactive_goes_to_files_first(tmp_path: Path) -> None:
     store = Store(tmp_path, 4 * UNIT)
     keep(store, 0, {0: 1})

@@ -7,6 +7,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from fedlesam.report.read import Run
@@ -65,6 +66,7 @@ def accuracy_curves(runs: list[Run], path: Path, title: str) -> Path:
         if len(seeds) > 1:
             axes.fill_between(rounds, values.min(0), values.max(0), color=colour, alpha=0.15, linewidth=0)
         ends.append(values.mean(0))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set(xlabel="round", ylabel="test accuracy (%)", title=title)
     if ends:
         low = min(float(np.percentile(curve, 10)) for curve in ends)

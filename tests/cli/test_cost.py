@@ -113,6 +113,14 @@ def test_bad_flags_of_the_machine(flags: list[str], says: str, call: Call, tmp_p
     assert not (tmp_path / "run").exists()
 
 
+def test_beside_a_leader_nothing_is_said(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torchrun starts the same command several times: one of them says what is wrong with it."""
+    for rank, lines in (("0", 1), ("1", 0)):
+        monkeypatch.setenv("RANK", rank)
+        code, out, err = call("run", "--epochs", "nonsense")
+        assert (code, out, len(err.splitlines())) == (2, "", lines)
+
+
 def test_devices_that_work(call: Call, tmp_path: Path) -> None:
     for device in ("auto", "cpu"):
         code, _, err = call("run", *SMALL, "--rounds", "1", "--device", device, "--out", device, "-q")

@@ -95,8 +95,9 @@ def network(seed: int = 0) -> nn.Module:
     return nn.Sequential(hidden, nn.BatchNorm1d(6), nn.Dropout(0.3), nn.Tanh(), mlp((6, 3), torch.float32, seed + 1))
 
 
-TEST = samples((1300,), dtype=torch.float32)[0]
-"""Three batches of evaluation."""
+TEST = samples((4300,), dtype=torch.float32)[0]
+"""Nine batches of evaluation."""
+EVERYBODY = range(6)
 
 
 def make(name: str = "fedlesam-s", **settings: Any) -> Federation:
@@ -104,7 +105,7 @@ def make(name: str = "fedlesam-s", **settings: Any) -> Federation:
     return federation(name, **{**given, "threads": 1, **settings})
 
 
-def rounds(fed: Federation, schedule: Any = SCHEDULE[:5]) -> list[dict[str, Any]]:
+def rounds(fed: Federation, schedule: Any = (*SCHEDULE[:4], EVERYBODY, EVERYBODY)) -> list[dict[str, Any]]:
     with fed:
         return [{**fed.round(active).as_dict(), "seconds": None} for active in schedule]
 
@@ -156,11 +157,12 @@ def flip(x: Tensor, draw: torch.Generator) -> Tensor:
     "settings",
     [
         {"precision": "bf16"},
+        {"model": mlp(), "clients": samples(), "test": samples((4300,))[0]},
         {"local": training(momentum=0.5, augment=flip, epochs=range(1, 4))},
         {"weighting": "examples", "name": "fedlesam"},
         {"evaluate_every": 2, "test": None, "per_client": False},
     ],
-    ids=["bf16", "momentum, augmentation, epochs", "by examples", "no test set"],
+    ids=["bf16", "double", "momentum, augmentation, epochs", "by examples", "no test set"],
 )
 def test_the_same_bits_in_every_way_of_training(settings: dict[str, Any]) -> None:
     alone = make(**settings)
