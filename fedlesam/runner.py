@@ -8,17 +8,17 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
 from safetensors.torch import save_model
 
 from fedlesam import config as configs
 from fedlesam import costs
 from fedlesam.build import Experiment, build
-from fedlesam.checks import NotFinite
 from fedlesam.config import RunConfig
 from fedlesam.data.dataset import DataSet
 from fedlesam.data.split_names import save_split
 from fedlesam.engines.distributed import dismiss
-from fedlesam.engines.world import WorkerLost, World
+from fedlesam.engines.world import World
 from fedlesam.federation import Federation, Record
 from fedlesam.runs import RunFolder, State, versions, write_json, write_text
 
@@ -75,8 +75,9 @@ def execute(
     except KeyboardInterrupt:
         _close(folder, config, experiment, records, "interrupted", "interrupted by the user")
         raise
-    except (NotFinite, WorkerLost) as error:
-        _close(folder, config, experiment, records, "stopped", str(error))
+    except Exception as error:
+        with contextlib.suppress(OSError, SafetensorError):
+            _close(folder, config, experiment, records, "stopped", str(error))
         raise
     return _close(folder, config, experiment, records, "finished", "")
 

@@ -50,6 +50,7 @@ class StackedEngine(SerialEngine):
     def together(
         self, sent: Broadcast, group: list[int], size: int, epochs: int, before_step: Callable[[], None] | None
     ) -> Iterator[Answer]:
+        self.training = group[0]
         rule, correction, local = self.algorithm.perturbation, self.algorithm.correction, self.local
         anchor, device, lr = sent.weights, self.model.device, local.lr_at(sent.round, self.algorithm)
         memories = [self.store.get(client, Memory()) for client in group]
