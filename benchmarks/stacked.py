@@ -34,7 +34,8 @@ def main() -> None:
             stacked = fl.Federation(model, clients, method, local, threads=1, engine="stacked")
             timings = take_turns({"plain": plain.round, "stacked": stacked.round}, options.turns, warm_up=2)
             note = f"stacked is **{1 / timings[1].ratio:.2f}** times as fast as the plain loop."
-            print(table(f"{method}, {spec} on {shape}, {CLIENTS} clients x 4 steps of {BATCH}", timings, note), flush=True)
+            title = f"{method}, {spec} on {shape}, {CLIENTS} clients x 4 steps of {BATCH}"
+            print(table(title, timings, note), flush=True)
 
 
 main()

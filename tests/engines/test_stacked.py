@@ -15,8 +15,7 @@ def clients(dtype: torch.dtype = torch.float64) -> list[tuple[torch.Tensor, torc
     """Of three sizes, so that there are stacks and a client alone."""
     draw = torch.Generator().manual_seed(3)
     sizes = (12, 12, 12, 9, 9, 5)
-    pairs = [(torch.randn(n, 6, generator=draw, dtype=dtype), torch.randint(0, 3, (n,), generator=draw)) for n in sizes]
-    return pairs
+    return [(torch.randn(n, 6, generator=draw, dtype=dtype), torch.randint(0, 3, (n,), generator=draw)) for n in sizes]
 
 
 def model() -> nn.Module:
