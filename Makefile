@@ -4,12 +4,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help demo test check format bench bench-peers clean
+.PHONY: help demo test test-slow check format bench bench-peers clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo    compare five methods on embedded data, with pictures (about two minutes, set-up included)"
 	@echo "make test    lint, types and the test suite"
+	@echo "make test-slow  the tests that take minutes"
 	@echo "make check   lint and types only"
 	@echo "make format  rewrite the code in the house style"
 	@echo "make bench   speed and memory against the bare PyTorch loop (about half an hour on an idle machine)"
@@ -36,7 +37,10 @@ check: $(VENV)/.installed-dev
 	$(BIN)/mypy
 
 test: check
-	$(BIN)/pytest -n 2
+	$(BIN)/pytest -n 2 -m "not slow"
+
+test-slow: check
+	$(BIN)/pytest -m slow
 
 format: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix .

@@ -1,4 +1,7 @@
-"""One thread, and property tests that try the same examples on every machine."""
+"""One thread, Ctrl-C that works, and property tests that try the same examples on every machine."""
+
+import contextlib
+import signal
 
 import torch
 from hypothesis import HealthCheck, settings
@@ -8,3 +11,7 @@ settings.register_profile(
     "house", deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("house")
+
+# a shell's background jobs ignore SIGINT, and so would the programs that tests start and interrupt
+with contextlib.suppress(ValueError):
+    signal.signal(signal.SIGINT, signal.default_int_handler)
