@@ -132,6 +132,11 @@ class Federation:
                 f"weighting by examples does not work with {', '.join(self.algorithm.plain_mean_rules)}: "
                 'the server state of these rules is a plain mean over clients; use weighting="clients"'
             )
+        if compile and workers > 1 and world is None:
+            raise ValueError(
+                "compile does not go with several workers of one process: PyTorch's compiler does not survive their "
+                "fork; use one worker, or start the run with torchrun"
+            )
         if len(clients) == 0:
             raise ValueError("there are no clients")
         for number, data in enumerate(clients):

@@ -337,6 +337,7 @@ def test_build_passes_every_setting_on() -> None:
                 "hyper": {"rho": 0.25},
                 "data": "digits",
                 "model": "mlp:hidden=3",
+                "compile": False,
             }
         )
     )
