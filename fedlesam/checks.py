@@ -28,11 +28,10 @@ def check_choice(owner: str, name: str, value: object, choices: tuple[str, ...])
 
 
 class NotFinite(ArithmeticError):
-    """A client's loss or update is no longer a number; says whose, so that a run can stop at its last good round."""
+    """A client's numbers have exploded; says how and whose, so that it can be left out or the run can stop."""
 
     def __init__(self, what: str, round: int, client: int) -> None:
         super().__init__(
-            f"round {round}, client {client}: {what} is not finite; "
-            "lower the learning rate or rho, or clip at a smaller norm"
+            f"round {round}, client {client}: {what}; lower the learning rate or rho, or clip at a smaller norm"
         )
         self.what, self.round, self.client = what, round, client

@@ -1,4 +1,4 @@
-"""A run folder: what is in it, what state it is in, and writing it so that no reader ever sees half a file."""
+"""A run folder: what is in it, and what state it is in. Imports no PyTorch."""
 
 import json
 import os
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedlesam import config as configs
+from fedlesam import disk, lock
 from fedlesam.config import RunConfig
 
 State = Literal["finished", "interrupted", "stopped"]
@@ -15,7 +16,10 @@ State = Literal["finished", "interrupted", "stopped"]
 
 @dataclass(frozen=True)
 class RunFolder:
-    """config.toml, versions.json, split.safetensors, metrics.jsonl, model.safetensors and summary.json."""
+    """config.toml, versions.json, split.safetensors, metrics.jsonl, model.safetensors and summary.json.
+
+    While the run is not finished also checkpoints/, and run.lock with who works on it.
+    """
 
     path: Path
 
@@ -35,6 +39,10 @@ class RunFolder:
     def memory(self) -> Path:
         """What clients remember beyond the memory budget, while the run goes on."""
         return self.path / "memory"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
 
     @property
     def metrics(self) -> Path:
@@ -79,45 +87,39 @@ class RunFolder:
         return records
 
     def claim(self, config: RunConfig, overwrite: bool) -> bool:
-        """Whether this run still has to be done here; refuses where the folder holds something else."""
-        if not self.path.exists() or (self.path.is_dir() and not any(self.path.iterdir())):
+        """Whether this run still has to be done here, or to be gone on with; refuses what holds something else."""
+        if self.is_empty():
             return True
         if not self.config.exists():
             raise ValueError(f"{self.path}: is not empty and not a run folder; choose another with --out")
         theirs = self.read_config()
-        finished = self.read_summary().get("state") == "finished"
         changed = configs.differences(config, theirs)
-        if finished and not changed:
+        if not changed and self.is_finished():
             return False
-        if overwrite:
-            return True
-        if changed:
+        if changed and not overwrite:
             raise ValueError(
                 f"{self.path}: holds another run ({'; '.join(changed)}); "
                 "choose another folder with --out, or replace it with --overwrite"
             )
-        raise ValueError(f"{self.path}: holds this run, unfinished; start it again with --overwrite")
+        return True
+
+    def is_empty(self) -> bool:
+        """Nothing is there but what a start that was cut off leaves."""
+        if not self.path.exists():
+            return True
+        if not self.path.is_dir():
+            raise ValueError(f"{self.path}: is a file; choose a folder with --out")
+        return all(path.name == lock.NAME or path.name.endswith(disk.PART) for path in self.path.iterdir())
+
+    def is_finished(self) -> bool:
+        return self.read_summary().get("state") == "finished"
 
     def clear(self) -> None:
-        """Make the folder, without what an earlier run left."""
-        self.path.mkdir(parents=True, exist_ok=True)
+        """Remove a run: first what could be gone on from, last what says which run it is."""
+        shutil.rmtree(self.checkpoints, ignore_errors=True)
         shutil.rmtree(self.memory, ignore_errors=True)
         for file in (self.summary, self.model, self.metrics, self.split, self.versions, self.config):
             file.unlink(missing_ok=True)
-
-
-def write_text(path: Path, content: str) -> None:
-    """Written beside, synced, then renamed: a reader sees the old file or the new one."""
-    beside = path.with_name(path.name + ".part")
-    with beside.open("w", encoding="utf-8") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(path)
-
-
-def write_json(path: Path, content: object) -> None:
-    write_text(path, json.dumps(content, indent=2, allow_nan=False) + "\n")
 
 
 def versions() -> dict[str, str]:

@@ -11,6 +11,10 @@ PACKAGE = Path(__file__).parent.parent / "fedlesam"
 
 ROOMS = [
     "checks",
+    "disk",
+    "interrupt",
+    "lock",
+    "journal",
     "names",
     "vectors",
     "seeds",
@@ -30,8 +34,10 @@ ROOMS = [
     "engines",
     "federation",
     "config",
+    "checkpoint",
     "costs",
     "runs",
+    "overview",
     "build",
     "runner",
     "report",

@@ -8,7 +8,8 @@ import pytest
 
 from fedlesam import config as configs
 from fedlesam.config import RunConfig
-from fedlesam.runs import RunFolder, versions, write_json, write_text
+from fedlesam.disk import write_json, write_text
+from fedlesam.runs import RunFolder, versions
 
 CONFIG = configs.resolve(RunConfig(rounds=3))
 

@@ -52,8 +52,8 @@ def command(
 ) -> None:
     """Train several methods on the same clients, batches and first model; rank them and draw their curves.
 
-    Runs that are finished are not repeated. The folder holds a run folder per method and seed, accuracy.png and
-    split.png. Hyper-parameters go to the methods that take them.
+    Runs that are finished are not repeated, and one that was interrupted is gone on with. The folder holds a run folder
+    per method and seed, accuracy.png and split.png. Hyper-parameters go to the methods that take them.
     """
     show_comparison(gather(config_file, assignments, flags), list(algorithms), seeds, out, overwrite, quiet, as_json)
 
@@ -86,7 +86,7 @@ def show_comparison(
                 watch=lambda p: display.watch(f"{p.algorithm} {p.seed}" if many else p.algorithm, p.rounds),
             )
     except KeyboardInterrupt:
-        display.say(f"interrupted: what was done is in {out}")
+        display.say(f"interrupted: what was done is in {out}; the same command goes on with it")
         raise
     pictures = comparison.draw(runs, out)
     rows = ranking(runs)

@@ -80,6 +80,7 @@ def names_of(key: str) -> list[str]:
         "store": ["shared", "pinned"],
         "device": ["auto", "cpu", "cuda"],
         "weighting": ["clients", "examples"],
+        "on_client_error": ["drop", "stop"],
     }
     return known.get(key, [])
 
@@ -139,7 +140,7 @@ def output(function: Any) -> Any:
     for names, keywords in reversed(
         [
             (("--out",), {"type": click.Path(path_type=Path), "metavar": "DIR", "help": "the folder for the results"}),
-            (("--overwrite",), {"is_flag": True, "help": "replace an unfinished or another run in that folder"}),
+            (("--overwrite",), {"is_flag": True, "help": "start anew, and replace what that folder holds"}),
             (("--quiet", "-q"), {"is_flag": True, "help": "no progress and no table"}),
             (("--json", "as_json"), {"is_flag": True, "help": "print the result as JSON, for scripts"}),
         ]

@@ -55,7 +55,9 @@ def command(
     """Train one method and write a run folder.
 
     The folder holds config.toml (every setting, resolved), metrics.jsonl (a line a round), model.safetensors,
-    split.safetensors, summary.json and versions.json. The same command on a finished folder only says so.
+    split.safetensors, summary.json and versions.json. Repeat the command to go on with a run that was interrupted or
+    killed, from its last checkpoint (--checkpoint-every); the results are the same to the bit. On a finished run the
+    same command only says so.
     """
     from fedlesam.cli.show import Display, percent
     from fedlesam.engines.world import from_environment
@@ -81,7 +83,7 @@ def command(
         try:
             summary = execute(config, folder, overwrite=overwrite, watch=watch, world=world)
         except KeyboardInterrupt:
-            display.say(f"interrupted: what was done is in {folder}")
+            display.say(f"interrupted: what was done is in {folder}; the same command goes on with it")
             raise
     if as_json:
         click.echo(json.dumps({"folder": str(folder), **summary}))

@@ -1,6 +1,7 @@
 """What a person sees while runs train and when they are done. Colour and progress only on a terminal."""
 
 import contextlib
+import logging
 import time
 from collections.abc import Callable, Iterator
 
@@ -26,9 +27,27 @@ class Display:
 
     @contextlib.contextmanager
     def open(self) -> Iterator["Display"]:
-        if self.quiet or not self.console.is_terminal:
-            yield self
-            return
+        with self._listening():
+            if self.quiet or not self.console.is_terminal:
+                yield self
+            else:
+                with self._bars():
+                    yield self
+
+    @contextlib.contextmanager
+    def _listening(self) -> Iterator[None]:
+        log, spoken = logging.getLogger("fedlesam"), Spoken(self)
+        before = log.level
+        log.addHandler(spoken)
+        log.setLevel(logging.INFO)
+        try:
+            yield
+        finally:
+            log.removeHandler(spoken)
+            log.setLevel(before)
+
+    @contextlib.contextmanager
+    def _bars(self) -> Iterator[None]:
         columns = (
             SpinnerColumn(),
             TextColumn("{task.description:<12}"),
@@ -39,7 +58,7 @@ class Display:
             TimeRemainingColumn(compact=True),
         )
         with Progress(*columns, console=self.console) as self.progress:
-            yield self
+            yield
         self.progress = None
 
     def watch(self, name: str, rounds: int) -> Callable[[Record], None]:
@@ -51,7 +70,7 @@ class Display:
             state = describe(record)
             if self.progress is not None and bar is not None:
                 fields = {"state": state} if record.test_accuracy is not None else {}
-                self.progress.update(bar, advance=1, **fields)  # type: ignore[arg-type]
+                self.progress.update(bar, completed=record.round + 1, **fields)  # type: ignore[arg-type]
             elif not self.quiet and (time.monotonic() - said[0] > SECONDS_BETWEEN_LINES or record.round + 1 == rounds):
                 said[0] = time.monotonic()
                 click.echo(f"{name}  round {record.round + 1}/{rounds}  {state}", err=True)
@@ -60,12 +79,27 @@ class Display:
 
     def say(self, text: str) -> None:
         if not self.quiet:
-            click.echo(text, err=True)
+            self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+class Spoken(logging.Handler):
+    """The package's log on the display; warnings also where the display is quiet."""
+
+    def __init__(self, display: Display) -> None:
+        super().__init__()
+        self.display = display
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.levelno >= logging.WARNING:
+            self.display.console.print(f"warning: {record.getMessage()}", markup=False, highlight=False, soft_wrap=True)
+        else:
+            self.display.say(record.getMessage())
 
 
 def describe(record: Record) -> str:
     tested = f"accuracy {100 * record.test_accuracy:.1f} %  " if record.test_accuracy is not None else ""
-    return f"{tested}train loss {record.train_loss:.3f}"
+    missing = f"  {len(record.left_out)} left out" if record.left_out else ""
+    return f"{tested}train loss {record.train_loss:.3f}{missing}"
 
 
 def percent(value: float | None) -> str:

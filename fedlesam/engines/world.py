@@ -165,6 +165,7 @@ def _await(sign: Any) -> None:
 def _worker(
     rank: int, size: int, meeting: str, parent: int, threads: int | None, serve: Callable[[World], None], tell: Any
 ) -> None:
+    signal.set_wakeup_fd(-1)  # its parent listens to that
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     _die_with_parent(parent)
