@@ -103,9 +103,12 @@ def _begin(folder: RunFolder, config: RunConfig, experiment: Experiment) -> tupl
     journal = Journal(folder.metrics)
     about = {"settings": configs.fingerprint(config), "split": experiment.split.hash}
     checkpoints = Checkpoints(folder.checkpoints, config.keep, {folder.metrics.name: journal}, about)
+    seen = len(folder.read_metrics())
     done = checkpoints.load(experiment.federation)
     _note_versions(folder, done)
     folder.summary.unlink(missing_ok=True)
+    if seen and not done:
+        log.warning("%s: had no checkpoint yet, so its %d rounds are trained again", folder.path, seen)
     if done:
         log.info("%s: going on after round %d of %d", folder.path, done, config.rounds)
     return checkpoints, checkpoints.records[folder.metrics.name]
@@ -138,13 +141,21 @@ def _train(
         return _close(folder, config, experiment, records, "finished", "")
     except BaseException as error:
         state: State = "interrupted" if isinstance(error, KeyboardInterrupt) else "stopped"
-        try:
+        with _at_least_said(folder, "the run will go on from the checkpoint before"):
             if len(records) == federation.state.round:
                 checkpoints.save(federation)
+        with _at_least_said(folder, "there is no summary"):
             _close(folder, config, experiment, records, state, str(error))
-        except (OSError, ValueError, SafetensorError, WorkerLost) as second:
-            log.warning("%s: the run goes on from the checkpoint before (%s)", folder.path, second)
         raise
+
+
+@contextlib.contextmanager
+def _at_least_said(folder: RunFolder, what: str) -> Iterator[None]:
+    """While a run ends by an error, a second one must not hide the first."""
+    try:
+        yield
+    except (OSError, ValueError, SafetensorError, WorkerLost) as error:
+        log.warning("%s: %s (%s)", folder.path, what, error)
 
 
 def _due(every: int | str, done: int, seconds: float) -> bool:
