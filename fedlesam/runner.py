@@ -103,7 +103,7 @@ def _begin(folder: RunFolder, config: RunConfig, experiment: Experiment) -> tupl
     journal = Journal(folder.metrics)
     about = {"settings": configs.fingerprint(config), "split": experiment.split.hash}
     checkpoints = Checkpoints(folder.checkpoints, config.keep, {folder.metrics.name: journal}, about)
-    seen = len(folder.read_metrics())
+    seen = folder.metrics.read_bytes().count(b"\n") if folder.metrics.exists() else 0
     done = checkpoints.load(experiment.federation)
     _note_versions(folder, done)
     folder.summary.unlink(missing_ok=True)
