@@ -24,6 +24,7 @@ import torch.distributed as dist
 from safetensors.torch import load, save
 from torch import Tensor
 
+from fedlesam.interrupt import STOPS
 from fedlesam.messages import apart
 
 FOREVER = datetime.timedelta(days=365)
@@ -166,8 +167,8 @@ def _worker(
     rank: int, size: int, meeting: str, parent: int, threads: int | None, serve: Callable[[World], None], tell: Any
 ) -> None:
     signal.set_wakeup_fd(-1)  # its parent listens to that
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    for signum in STOPS:  # a signal to the whole group is the leader's to answer; this process goes with it
+        signal.signal(signum, signal.SIG_IGN)
     _die_with_parent(parent)
     torch.set_num_threads(threads or 1)
     with tell:
