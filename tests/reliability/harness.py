@@ -511,6 +511,10 @@ def fork(work: Callable[[], Any]) -> Forked:
         os._exit(code)
 
 
+def children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
 @dataclass
 class Command:
     """`fedlesam ARGUMENTS` as a process of its own."""

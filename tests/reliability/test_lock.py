@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import PATIENCE, Forked, References, digits, fedlesam, fork, result, small, wait_for
+from harness import PATIENCE, Forked, References, children, digits, fedlesam, fork, result, small, wait_for
 
 from fedlesam import runner
 from fedlesam.config import RunConfig
@@ -64,10 +64,6 @@ def test_a_second_process_is_refused_and_a_killed_one_is_not_in_the_way(
     finally:
         first.end()
     assert result(tmp_path / "run") == references(config)
-
-
-def children(pid: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def open_files(pid: int) -> list[str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import PATIENCE, Command, Forked, References, fedlesam, flags, fork, result, small, wait_for
+from harness import PATIENCE, Command, Forked, References, children, fedlesam, flags, fork, result, small, wait_for
 
 from fedlesam import runner
 from fedlesam.checkpoint import Checkpoints, Manifest
@@ -50,7 +50,8 @@ class Started(Command):
             self.program.wait(PATIENCE)
         finally:
             if self.program.poll() is None:
-                os.killpg(self.program.pid, signal.SIGKILL)
+                for pid in [*children(self.program.pid), self.program.pid]:  # torchrun's have sessions of their own
+                    os.kill(pid, signal.SIGKILL)
             self.program.wait()
             os.close(self.process.pipe)
         return self.program.returncode, self.said("out"), self.said("err")
@@ -178,7 +179,7 @@ def torchrun(tmp_path: Path) -> Iterator[tuple[RunConfig, list[str]]]:
     yield config, ["torch.distributed.run", *place, "-m", "fedlesam", "run", *keep]
 
 
-@pytest.mark.parametrize("store", ["shared", "pinned"])
+@pytest.mark.parametrize("store", ["shared", pytest.param("pinned", marks=pytest.mark.slow)])
 def test_torchrun_restarts_a_run(
     store: str, torchrun: tuple[RunConfig, list[str]], references: References, tmp_path: Path
 ) -> None:
