@@ -110,10 +110,7 @@ class Checkpoints:
             return
         known = {name: seal for manifest in self.chain for name, seal in manifest.memories.items()}
         try:
-            for folder in (self.folder, self.clients):
-                if not folder.is_dir():
-                    folder.mkdir(parents=True)
-                    disk.sync_folder(folder.parent)
+            disk.make_folder(self.clients)
             saved = federation.save_memories(self.clients, known.keys())
             known |= saved.seals
             names = [client_file(round, client) for client, round in saved.rounds.items()]

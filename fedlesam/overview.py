@@ -40,8 +40,8 @@ def look_at(folder: RunFolder) -> Overview:
         tested = [r["test_accuracy"] for r in records if r.get("test_accuracy") is not None]
         left = None
         if holder is not None and done < config.rounds:
-            new = done - holder.get("round", 0)
-            left = (config.rounds - done) * (time.time() - holder["since"]) / new if new > 0 else None
+            new, since = done - holder.get("round", 0), holder.get("since")
+            left = (config.rounds - done) * (time.time() - since) / new if new > 0 and since is not None else None
         return Overview(
             path=folder.path,
             algorithm=config.algorithm,
@@ -53,7 +53,7 @@ def look_at(folder: RunFolder) -> Overview:
             seconds_left=left,
             checkpoint_bytes=size_of(folder.checkpoints),
         )
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         return Overview(folder.path, "?", "damaged", str(error), 0, 0, None, None, size_of(folder.checkpoints))
 
 

@@ -58,20 +58,21 @@ def execute(
     Ctrl-C, SIGTERM and errors end the run with everything up to the last good round in the folder, and are raised
     again. In a `world` of several processes the leader does all of this, and the others `assist`.
     """
-    folder = RunFolder(path)
+    folder, tell = RunFolder(path), None
     with contextlib.ExitStack() as held:
         with leading(world):
             if world is not None:
                 world.broadcast({"do": "build", "config": configs.as_table(config), "folder": str(path.resolve())})
             todo = folder.claim(config, overwrite)
-            if todo and path.exists():
+            if path.exists() and (todo or folder.has_leftovers()):
                 tell = held.enter_context(locked(path))
                 todo = folder.claim(config, overwrite)  # who held it may have finished it
                 shutil.rmtree(folder.memory, ignore_errors=True)  # of a process that was killed: nothing can use it
             if not todo:
                 if world is not None:
                     dismiss(world)
-                shutil.rmtree(folder.checkpoints, ignore_errors=True)  # it was killed between the two
+                if tell is not None:
+                    shutil.rmtree(folder.checkpoints, ignore_errors=True)
                 return folder.read_summary()
             experiment = build(config, data, folder=folder.memory, world=world)
             costs.check_fits(costs.predict(config, experiment.federation), config, path)
@@ -80,9 +81,11 @@ def execute(
                 wrong = [about for about, _ in world.gather(None) if about]
                 if wrong:
                     raise ValueError(wrong[0])
-            if not path.exists():
-                path.mkdir(parents=True)
+            if tell is None:
+                disk.make_folder(path)
                 tell = held.enter_context(locked(path))
+                if not folder.is_empty():
+                    raise ValueError(f"{path}: another process has just begun a run here; repeat the command")
         held.enter_context(experiment.federation)
         with leading(world):
             if overwrite:
@@ -95,6 +98,8 @@ def execute(
 
 def _begin(folder: RunFolder, config: RunConfig, experiment: Experiment) -> tuple[Checkpoints, list[dict[str, Any]]]:
     """Write what a new run begins with, or go on from where an old one stopped; the records so far."""
+    for part in folder.path.glob(f".*{disk.PART}"):  # of a process that was killed
+        part.unlink(missing_ok=True)
     if not folder.config.exists():
         disk.write_text(folder.config, configs.write(config))
     if not folder.split.exists():
@@ -138,7 +143,8 @@ def _train(
                     checkpoints.save(federation)
                     saved = time.monotonic()
         _check_answers(records)
-        return _close(folder, config, experiment, records, "finished", "")
+        journal.seal()
+        summary = _close(folder, config, experiment, records, "finished", "")
     except BaseException as error:
         state: State = "interrupted" if isinstance(error, KeyboardInterrupt) else "stopped"
         with _at_least_said(folder, "the run will go on from the checkpoint before"):
@@ -147,6 +153,8 @@ def _train(
         with _at_least_said(folder, "there is no summary"):
             _close(folder, config, experiment, records, state, str(error))
         raise
+    federation.stop_if_asked()  # who asked wants no next run either
+    return summary
 
 
 @contextlib.contextmanager
