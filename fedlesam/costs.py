@@ -1,6 +1,5 @@
 """What a method costs by its nature, and what a run will cost, before it is run."""
 
-import contextlib
 import os
 import shutil
 from dataclasses import dataclass
@@ -113,15 +112,6 @@ def predict(config: RunConfig, federation: Federation) -> Prediction:
     )
 
 
-def _taken(folder: Path) -> int:
-    """What an unfinished run already has on disk, which going on with it needs no second time."""
-    found = {}
-    for path in folder.rglob("*"):
-        with contextlib.suppress(OSError):
-            found[path.stat().st_ino] = path.stat().st_size
-    return sum(found.values())
-
-
 def _changed(config: RunConfig, active: float) -> float:
     """The largest share of the clients' memory that changes between two checkpoints; by time it may be all of it."""
     every = config.checkpoint_every
@@ -140,7 +130,7 @@ def anchors_alive(clients: int, active: int, rounds: int, holders: int = 1) -> f
     return total * min(holders, active)
 
 
-def check_fits(predicted: Prediction, config: RunConfig, folder: Path) -> None:
+def check_fits(predicted: Prediction, config: RunConfig, folder: Path, taken: int = 0) -> None:
     """Refuse a run that this machine cannot hold, and say what would fit."""
     if 0 < config.memory < predicted.one_client:
         raise ValueError(
@@ -158,7 +148,7 @@ def check_fits(predicted: Prediction, config: RunConfig, folder: Path) -> None:
             f"the run needs {size(predicted.ram)} of RAM, {size(ram)} are free: it would fit with {remedy}"
         )
     existing = next(parent for parent in (folder.resolve(), *folder.resolve().parents) if parent.exists())
-    free = shutil.disk_usage(existing).free + _taken(folder)
+    free = shutil.disk_usage(existing).free + taken
     if predicted.disk + predicted.checkpoints > free:
         fewer = config.keep > 1 and predicted.disk + 2 * predicted.checkpoint <= free
         raise ValueError(

@@ -26,6 +26,7 @@ from fedlesam.federation import DROPOUT, Federation, Record
 from fedlesam.interrupt import asked_to_stop
 from fedlesam.journal import Journal
 from fedlesam.lock import locked
+from fedlesam.overview import size_of
 from fedlesam.runs import RunFolder, State, versions
 
 Watch = Callable[[Record], None]
@@ -75,7 +76,7 @@ def execute(
                     shutil.rmtree(folder.checkpoints, ignore_errors=True)
                 return folder.read_summary()
             experiment = build(config, data, folder=folder.memory, world=world)
-            costs.check_fits(costs.predict(config, experiment.federation), config, path)
+            costs.check_fits(costs.predict(config, experiment.federation), config, path, size_of(folder.checkpoints))
             if world is not None:
                 world.broadcast({"do": "ready?"})
                 wrong = [about for about, _ in world.gather(None) if about]

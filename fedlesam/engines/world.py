@@ -25,6 +25,7 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load, save
 from torch import Tensor
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import rendezvous
 
 from fedlesam.interrupt import STOPS
@@ -118,7 +119,7 @@ def from_environment() -> World | None:
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if not dist.is_initialized():
         store = next(rendezvous("env://", timeout=FOREVER))[0]
-        _join(store=dist.PrefixStore(_agree(store, rank, size), store), rank=rank, world_size=size)
+        _join(store=PrefixStore(_agree(store, rank, size), store), rank=rank, world_size=size)
     return World(rank, size)
 
 

@@ -2,7 +2,9 @@
 
 import errno
 import os
+import shutil
 import subprocess
+import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,9 @@ from typing import Any
 import pytest
 from harness import NEEDS_SPACE, Case, Plan, References, fedlesam, flags, result, small
 
+from fedlesam import costs
+from fedlesam.build import build
+from fedlesam.overview import size_of
 from fedlesam.runs import RunFolder
 
 SETUPS: dict[str, dict[str, Any]] = {
@@ -92,6 +97,37 @@ def test_a_worker_cannot_take_up_its_clients(references: References, tmp_path: P
     assert result(case.run) == references(config)
 
 
+@pytest.mark.parametrize("nth", [1, 5])
+@pytest.mark.parametrize(
+    "setup", [{"memory": 0}, {"workers": 2}, {"memory": 0, "workers": 2, "store": "pinned"}], ids=str
+)
+def test_what_is_old_cannot_be_deleted(nth: int, setup: dict[str, Any], references: References, tmp_path: Path) -> None:
+    """In the commit of a round, of which no half may come into a checkpoint."""
+    config = small("fedsmoo", checkpoint_every="1h", **setup)
+    case = Case(tmp_path, config)
+    check_fails_well(case, Plan("before unlink memory/", nth, do="fail", errno=errno.EIO), references(config))
+
+
+def test_what_a_run_has_on_disk_counts_when_it_goes_on(
+    references: References, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There need be room for the rest of it, not for all of it once more."""
+    config = small("fedsmoo")
+    case = Case(tmp_path, config)
+    assert case.attempt(Plan("committed 5")).killed
+    predicted = costs.predict(config, build(config).federation)
+    taken = size_of(case.run / "checkpoints")
+    assert taken > predicted.checkpoint / 2
+    least = predicted.disk + predicted.checkpoints - taken
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: types.SimpleNamespace(free=least - 1))
+    assert case.attempt().code == 2
+    assert "choose another --out" in case.error
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: types.SimpleNamespace(free=least))
+    assert case.attempt().code == 0, case.error
+    assert case.loaded == 5
+    assert result(case.run) == references(config)
+
+
 # Real ones
 
 
@@ -135,19 +171,6 @@ def test_a_full_disk(setup: str, disk: Disk, references: References, tmp_path: P
     assert errors[0].startswith("error: ")
     assert "No space left on device" in errors[0] or "no space is left" in errors[0]
     filler.unlink()
-    code, _, err = fedlesam(tmp_path, *command).wait()
-    assert code == 0, err
-    assert result(run) == references(config)
-
-
-def test_what_a_run_has_on_disk_counts_when_it_goes_on(disk: Disk, references: References, tmp_path: Path) -> None:
-    """There is room for the rest of it, not for all of it once more."""
-    config = small("fedsmoo", model="faulty:Net")
-    run, filler = disk.path / "run", disk.path / "filler"
-    command = ["run", *flags(config), "--out", str(run), "-q"]
-    assert fedlesam(tmp_path, *command, FAULT="SIGINT 40").wait()[0] == 130
-    free = os.statvfs(disk.path)
-    filler.write_bytes(bytes(free.f_bavail * free.f_frsize - 60_000))
     code, _, err = fedlesam(tmp_path, *command).wait()
     assert code == 0, err
     assert result(run) == references(config)
