@@ -4,13 +4,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help demo test test-slow check format bench bench-peers clean
+.PHONY: help demo test test-slow torture check format bench bench-peers clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo    compare five methods on embedded data, with pictures (about two minutes, set-up included)"
 	@echo "make test    lint, types and the test suite"
 	@echo "make test-slow  the tests that take minutes"
+	@echo "make torture    more than 100,000 damaged files, each refused or restored to the bit (about half an hour)"
 	@echo "make check   lint and types only"
 	@echo "make format  rewrite the code in the house style"
 	@echo "make bench   speed and memory against the bare PyTorch loop (about half an hour on an idle machine)"
@@ -41,6 +42,9 @@ test: check
 
 test-slow: check
 	$(BIN)/pytest -m slow
+
+torture: $(VENV)/.installed-dev
+	FEDLESAM_TORTURE=1 $(BIN)/pytest -s tests/reliability tests/data/test_data_fuzz.py
 
 format: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix .

@@ -349,5 +349,30 @@ def test_what_an_interrupted_first_commit_left_is_not_used(tmp_path: Path) -> No
     assert (tmp_path / "notes.txt").read_text() == "a user's"
 
 
+def test_a_folder_in_the_place_of_a_manifest_does_not_stop_a_run(tmp_path: Path) -> None:
+    checkpoints, fed = Checkpoints(tmp_path, keep=1), first_rounds()
+    (tmp_path / "round000009.json").mkdir()
+    for _ in range(2):
+        fed.round((0, 1))
+        checkpoints.save(fed)
+    again = Checkpoints(tmp_path, keep=1)
+    with warnings() as heard:
+        assert again.load(first_rounds()) == 2
+    assert len(heard) == 1
+    assert sorted(path.name for path in tmp_path.glob("*.json")) == ["round000002.json", "round000009.json"]
+
+
+def test_a_manifest_under_another_name_is_not_believed(tmp_path: Path) -> None:
+    """An old checkpoint copied over the newest would take the run back without a word."""
+    checkpoints, fed = Checkpoints(tmp_path), first_rounds()
+    for _ in range(2):
+        fed.round((0, 1))
+        checkpoints.save(fed)
+    (tmp_path / "round000002.json").write_bytes((tmp_path / "round000001.json").read_bytes())
+    with warnings() as heard:
+        assert Checkpoints(tmp_path).load(first_rounds()) == 1
+    assert "round000002.json: is damaged: it is of another round" in heard[0]
+
+
 def first_rounds() -> Federation:
     return federation("fedlesam", clients=samples()[:4], local=training(epochs=1))

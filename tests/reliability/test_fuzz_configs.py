@@ -193,6 +193,20 @@ def test_random_toml(tmp_path: Path) -> None:
     fuzz("config, random TOML", 400, damaged)
 
 
+def test_a_range_of_epochs_without_end(tmp_path: Path) -> None:
+    """Checked and averaged by its ends, not by counting."""
+    (tmp_path / "x.toml").write_text('epochs = "1-999999999999999"\n')
+    config = configs.resolve(configs.update(RunConfig(**{**SMALL, "epochs": None}), configs.read(tmp_path / "x.toml")))
+    experiment = build(config, DATA)
+    assert costs.predict(config, experiment.federation).backward_passes_per_round == pytest.approx(1e15)
+
+
+@pytest.mark.parametrize(("name", "value"), [("memory", "1e999"), ("memory", "1e9999GB"), ("epochs", "9" * 5000)])
+def test_numbers_too_large_to_be_one(name: str, value: str) -> None:
+    with pytest.raises(ValueError, match=f"^--{name}: expected a "):
+        configs.parse(name, value, f"--{name}")
+
+
 def test_no_file(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "loop").symlink_to("loop")

@@ -191,6 +191,23 @@ def show_table(draw: random.Random, path: Path) -> None:
         assert shown.exception is None, shown.exception
 
 
+@pytest.mark.parametrize("order", [(1, 0, 2), (0, 0, 1, 2), (0, 2)])
+def test_rounds_in_another_order_are_refused(scene: Scene, order: tuple[int, ...]) -> None:
+    lines = text_of(scene.trees["finished"], "metrics.jsonl").splitlines(keepends=True)
+    make_tree(scene.path, {**scene.trees["finished"], "metrics.jsonl": b"".join(lines[i] for i in order)})
+    with pytest.raises(ValueError, match=r"metrics\.jsonl, line \d: is not a record of round \d"):
+        read_run(scene.path)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "summary.json", "versions.json"])
+def test_a_folder_in_the_place_of_a_result_is_refused_before_training(scene: Scene, name: str) -> None:
+    tree = {**scene.trees["killed"], name: "dir"}
+    make_tree(scene.path, tree)
+    with pytest.raises(ValueError, match=f"{name}: is a folder, but a file of the run goes there"):
+        execute(CONFIG, scene.path, data=DATA)
+    assert but_lock(read_tree(scene.path)) == but_lock(tree)
+
+
 def test_damaged_lock_of_a_running_run(scene: Scene) -> None:
     make_tree(scene.path, scene.trees["interrupted"])
 
