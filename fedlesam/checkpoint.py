@@ -127,10 +127,7 @@ class Checkpoints:
             return
         known = {name: seal for manifest in self.chain for name, seal in manifest.memories.items()}
         try:
-            for folder in (self.folder, self.clients):
-                if not folder.is_dir():
-                    folder.mkdir(parents=True)
-                    disk.sync_folder(folder.parent)
+            disk.make_folder(self.clients)
             saved = federation.save_memories(self.clients, known.keys())
             known |= saved.seals
             names = [client_file(round, client) for client, round in saved.rounds.items()]
@@ -179,8 +176,6 @@ class Checkpoints:
             )
         if self.folder.exists() and not self.folder.is_dir():
             raise ValueError(f"{self.folder}: is not a folder, but checkpoints go there; move it away")
-        if any(journal.holds_something() for journal in self.journals.values()):
-            log.warning("%s: there is no checkpoint; beginning again with the first round", self.folder)
         self._begin({})
         self._collect(federation)
         return 0

@@ -1,5 +1,6 @@
 """What a method costs by its nature, and what a run will cost, before it is run."""
 
+import contextlib
 import os
 import shutil
 from dataclasses import dataclass
@@ -112,6 +113,15 @@ def predict(config: RunConfig, federation: Federation) -> Prediction:
     )
 
 
+def _taken(folder: Path) -> int:
+    """What an unfinished run already has on disk, which going on with it needs no second time."""
+    found = {}
+    for path in folder.rglob("*"):
+        with contextlib.suppress(OSError):
+            found[path.stat().st_ino] = path.stat().st_size
+    return sum(found.values())
+
+
 def _changed(config: RunConfig, active: float) -> float:
     """The largest share of the clients' memory that changes between two checkpoints; by time it may be all of it."""
     every = config.checkpoint_every
@@ -148,7 +158,7 @@ def check_fits(predicted: Prediction, config: RunConfig, folder: Path) -> None:
             f"the run needs {size(predicted.ram)} of RAM, {size(ram)} are free: it would fit with {remedy}"
         )
     existing = next(parent for parent in (folder.resolve(), *folder.resolve().parents) if parent.exists())
-    free = shutil.disk_usage(existing).free
+    free = shutil.disk_usage(existing).free + _taken(folder)
     if predicted.disk + predicted.checkpoints > free:
         fewer = config.keep > 1 and predicted.disk + 2 * predicted.checkpoint <= free
         raise ValueError(

@@ -56,7 +56,7 @@ def check_seal(path: Path, expected: Seal) -> None:
 @contextlib.contextmanager
 def replacing(path: Path, sync: bool = True) -> Iterator[Path]:
     """A name beside `path` to write to; what was written takes its place at the end, or leaves no trace."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     beside = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}{PART}")  # two processes may write one file at once
     try:
         yield beside
@@ -69,6 +69,14 @@ def replacing(path: Path, sync: bool = True) -> Iterator[Path]:
         with contextlib.suppress(OSError):
             beside.unlink(missing_ok=True)
         raise
+
+
+def make_folder(path: Path) -> None:
+    """A folder, and those it is in, lastingly."""
+    new = [folder for folder in (path, *path.parents) if not folder.is_dir()]
+    path.mkdir(parents=True, exist_ok=True)
+    for folder in new:
+        sync_folder(folder.parent)
 
 
 def write_text(path: Path, content: str) -> None:
@@ -99,11 +107,15 @@ def link(source: Path, path: Path, *, sync: bool = True) -> None:
 
 
 def collect(folder: Path, named: Collection[str]) -> None:
-    """Delete the files of rounds in a folder that are not named; what a user put there stays."""
+    """Delete the files of rounds in a folder that are not named; what a user put there stays.
+
+    What cannot be deleted now is left for the next time.
+    """
     if folder.is_dir():
         for path in folder.iterdir():
             if path.name not in named and OURS.fullmatch(path.name) and (path.is_symlink() or not path.is_dir()):
-                path.unlink(missing_ok=True)
+                with contextlib.suppress(OSError):
+                    path.unlink()
 
 
 def sync(paths: Collection[Path]) -> None:

@@ -270,6 +270,10 @@ class Federation:
         """Drop the round under way at its next step, from another thread: `round` raises Interrupted."""
         self._here.halt.ask(signum)
 
+    def stop_if_asked(self) -> None:
+        """Raise Interrupted for a wish to stop that came too late for the last round."""
+        self._here.halt.check()
+
     def save_memories(self, folder: Path, known: Collection[str] = ()) -> Saved:
         """Put what clients remember into a folder, lastingly; files that are `known` to be there stay as they are."""
         if self._engine is None and self._pinned and self._begun:

@@ -30,9 +30,6 @@ class Journal:
         if not long_enough or hashlib.sha256(content).hexdigest() != seal.sha256:
             raise Damaged(f"{self.path}: is damaged")
 
-    def holds_something(self) -> bool:
-        return self.path.is_file() and self.path.stat().st_size > 0
-
     def begin(self, seal: Seal | None = None) -> list[dict[str, Any]]:
         """Go on after what was sealed, and return it; without a seal, from nothing."""
         size = 0 if seal is None else seal.size

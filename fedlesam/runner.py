@@ -59,20 +59,21 @@ def execute(
     Ctrl-C, SIGTERM and errors end the run with everything up to the last good round in the folder, and are raised
     again. In a `world` of several processes the leader does all of this, and the others `assist`.
     """
-    folder = RunFolder(path)
+    folder, tell = RunFolder(path), None
     with contextlib.ExitStack() as held:
         with leading(world):
             if world is not None:
                 world.broadcast({"do": "build", "config": configs.as_table(config), "folder": str(path.resolve())})
             todo = folder.claim(config, overwrite)
-            if todo and path.exists():
+            if path.exists() and (todo or folder.has_leftovers()):
                 tell = held.enter_context(locked(path))
                 todo = folder.claim(config, overwrite)  # who held it may have finished it
                 shutil.rmtree(folder.memory, ignore_errors=True)  # of a process that was killed: nothing can use it
             if not todo:
                 if world is not None:
                     dismiss(world)
-                shutil.rmtree(folder.checkpoints, ignore_errors=True)  # it was killed between the two
+                if tell is not None:
+                    shutil.rmtree(folder.checkpoints, ignore_errors=True)
                 return folder.read_summary()
             experiment = build(config, data, folder=folder.memory, world=world)
             costs.check_fits(costs.predict(config, experiment.federation), config, path)
@@ -81,9 +82,11 @@ def execute(
                 wrong = [about for about, _ in world.gather(None) if about]
                 if wrong:
                     raise ValueError(wrong[0])
-            if not path.exists():
-                path.mkdir(parents=True)
+            if tell is None:
+                disk.make_folder(path)
                 tell = held.enter_context(locked(path))
+                if not folder.is_empty():
+                    raise ValueError(f"{path}: another process has just begun a run here; repeat the command")
         held.enter_context(experiment.federation)
         with leading(world):
             if overwrite:
@@ -96,15 +99,20 @@ def execute(
 
 def _begin(folder: RunFolder, config: RunConfig, experiment: Experiment) -> tuple[Checkpoints, list[dict[str, Any]]]:
     """Write what a new run begins with, or go on from where an old one stopped; the records so far."""
+    for part in folder.path.glob(f".*{disk.PART}"):  # of a process that was killed
+        part.unlink(missing_ok=True)
     if not folder.config.exists():
         disk.write_text(folder.config, configs.write(config))
     journal = Journal(folder.metrics)
     about = {"settings": configs.fingerprint(config), "split": experiment.split.hash}
     checkpoints = Checkpoints(folder.checkpoints, config.keep, {folder.metrics.name: journal}, about)
+    seen = folder.metrics.read_bytes().count(b"\n") if folder.metrics.exists() else 0
     done = checkpoints.load(experiment.federation)
     _write_split(folder, experiment)
     _note_versions(folder, done)
     folder.summary.unlink(missing_ok=True)
+    if seen and not done:
+        log.warning("%s: had no checkpoint yet, so its %d rounds are trained again", folder.path, seen)
     if done:
         log.info("%s: going on after round %d of %d", folder.path, done, config.rounds)
     return checkpoints, checkpoints.records[folder.metrics.name]
@@ -134,16 +142,27 @@ def _train(
                     checkpoints.save(federation)
                     saved = time.monotonic()
         _check_answers(records)
-        return _close(folder, config, experiment, records, "finished", "")
+        journal.seal()
+        summary = _close(folder, config, experiment, records, "finished", "")
     except BaseException as error:
         state: State = "interrupted" if isinstance(error, KeyboardInterrupt) else "stopped"
-        try:
+        with _at_least_said(folder, "the run will go on from the checkpoint before"):
             if len(records) == federation.state.round:
                 checkpoints.save(federation)
+        with _at_least_said(folder, "there is no summary"):
             _close(folder, config, experiment, records, state, str(error))
-        except (OSError, ValueError, SafetensorError, WorkerLost) as second:
-            log.warning("%s: the run goes on from the checkpoint before (%s)", folder.path, second)
         raise
+    federation.stop_if_asked()  # who asked wants no next run either
+    return summary
+
+
+@contextlib.contextmanager
+def _at_least_said(folder: RunFolder, what: str) -> Iterator[None]:
+    """While a run ends by an error, a second one must not hide the first."""
+    try:
+        yield
+    except (OSError, ValueError, SafetensorError, WorkerLost) as error:
+        log.warning("%s: %s (%s)", folder.path, what, error)
 
 
 def _due(every: int | str, done: int, seconds: float) -> bool:
@@ -164,10 +183,11 @@ def _speak_of(record: Record, spoken: int) -> int:
 
 
 def _check_answers(records: list[dict[str, Any]]) -> None:
-    reasons = {why: i for record in reversed(records) for i, why in record.get("left_out", {}).items()}
-    if all("train_loss" not in record for record in records) and set(reasons) - {DROPOUT}:
-        why, client = next((why, client) for why, client in reversed(reasons.items()) if why != DROPOUT)
-        raise NoAnswers(f"no client ever answered, so nothing was learnt; the first, client {client}: {why}")
+    """Dropout alone is what was asked for."""
+    left_out = (pair for record in records for pair in record.get("left_out", {}).items())
+    failed = next(((client, why) for client, why in left_out if why != DROPOUT), None)
+    if failed is not None and all("train_loss" not in record for record in records):
+        raise NoAnswers(f"no client ever answered, so nothing was learnt; the first, client {failed[0]}: {failed[1]}")
 
 
 def _write_split(folder: RunFolder, experiment: Experiment) -> None:

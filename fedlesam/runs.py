@@ -130,6 +130,10 @@ class RunFolder:
     def is_finished(self) -> bool:
         return self.read_summary().get("state") == "finished"
 
+    def has_leftovers(self) -> bool:
+        """Of a finished run: it was killed before it had cleaned up."""
+        return self.checkpoints.exists() or self.memory.exists()
+
     def clear(self) -> None:
         """Remove a run: first what could be gone on from, last what says which run it is."""
         shutil.rmtree(self.checkpoints, ignore_errors=True)

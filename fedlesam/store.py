@@ -5,6 +5,7 @@ round is committed by changing the index. Clients that keep the received model i
 and one file on disk.
 """
 
+import contextlib
 import json
 from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterator, Mapping
@@ -150,19 +151,20 @@ class Store(Mapping[int, Memory]):
         """Put the current memories into a folder, lastingly; the seals of those that were not `known` to be there."""
         new = {}
         for client, round in self.rounds.items():
-            name = client_file(round, client)
+            name, shared = client_file(round, client), anchor_file(round)
             if name in known or (client in self.resident and not self.resident[client]):
                 continue
+            there = shared in known or shared in new  # a file that just lies there may have been torn by a power loss
             if client in self.resident:
-                self._write(folder, round, client, self.resident[client], self.anchors.get(round))
+                self._write(folder, round, client, self.resident[client], self.anchors.get(round), there)
             else:
                 assert self.folder is not None
                 disk.link(self.folder / name, folder / name, sync=False)
-                if not (folder / anchor_file(round)).exists() and (self.folder / anchor_file(round)).exists():
-                    disk.link(self.folder / anchor_file(round), folder / anchor_file(round), sync=False)
+                if not there and (self.folder / shared).exists():
+                    disk.link(self.folder / shared, folder / shared, sync=False)
             new[name] = folder / name
-            if anchor_file(round) not in known and (folder / anchor_file(round)).exists():
-                new[anchor_file(round)] = folder / anchor_file(round)
+            if not there and (folder / shared).exists():
+                new[shared] = folder / shared
         disk.sync(new.values())
         return {name: disk.seal(path) for name, path in new.items()}
 
@@ -206,28 +208,34 @@ class Store(Mapping[int, Memory]):
     def _spill(self, client: int) -> None:
         round = self.rounds[client]
         assert self.folder is not None
-        self._write(self.folder, round, client, self.resident[client], self.anchors.get(round))
+        there = (self.folder / anchor_file(round)).exists()
+        self._write(self.folder, round, client, self.resident[client], self.anchors.get(round), there)
         self._drop(client)
 
     def _collect(self, gone: list[tuple[int, int]]) -> None:
-        """Delete files that nothing names any more."""
+        """Delete files that nothing names any more; one that stays behind does no harm, half a commit would."""
+        names = []
         for client, round in gone:
-            if self.folder is not None:
-                (self.folder / client_file(round, client)).unlink(missing_ok=True)
+            names.append(client_file(round, client))
             if not self.keepers[round]:
                 del self.keepers[round]
-                if self.folder is not None:
-                    (self.folder / anchor_file(round)).unlink(missing_ok=True)
+                names.append(anchor_file(round))
+        if self.folder is None:
+            return
+        for name in names:
+            with contextlib.suppress(OSError):
+                (self.folder / name).unlink()
 
     def _write_ahead(self, round: int, client: int, memory: Memory, anchor: Tensor) -> None:
         assert self.folder is not None
         self.loose.add((round, client))
-        self._write(self.folder, round, client, memory, anchor)
+        self._write(self.folder, round, client, memory, anchor, (self.folder / anchor_file(round)).exists())
 
-    def _write(self, folder: Path, round: int, client: int, memory: Memory, anchor: Tensor | None) -> None:
+    def _write(self, folder: Path, round: int, client: int, memory: Memory, anchor: Tensor | None, there: bool) -> None:
+        """`there`: the anchor's file is."""
         own = {name: tensor for name, tensor in tensors(memory).items() if tensor is not anchor}
         shared = [name for name, tensor in tensors(memory).items() if tensor is anchor]
-        if shared and anchor is not None and not (folder / anchor_file(round)).exists():
+        if shared and anchor is not None and not there:
             _save({"anchor": anchor}, folder / anchor_file(round), {})
         _save(own, folder / client_file(round, client), {"anchor": json.dumps(shared)})
 

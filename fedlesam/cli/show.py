@@ -123,7 +123,7 @@ def print_ranking(rows: list[Row]) -> None:
     base = next((row for row in rows if row.algorithm == "fedavg"), None)
     for place, row in enumerate(rows, 1):
         spread = f" ± {100 * row.spread:.2f}" if row.spread is not None else ""
-        passes = f" {row.backward_passes / base.backward_passes:.1f}x" if base else ""
+        passes = f" {row.backward_passes / base.backward_passes:.1f}x" if base and base.backward_passes else ""
         sent = f" {row.megabytes / base.megabytes:.1f}x" if base else ""
         table.add_row(
             str(place),

@@ -46,7 +46,8 @@ class DistributedEngine:
         self.jobs: list[list[int]] = []
         self.remember: list[tuple[int, bool]] = []
         """Who answered, and whether there is anything to remember."""
-        self.told: Tensor | None = None
+        self.told: tuple[int, Tensor] | None = None
+        """The round and the model that the others have; after a round without answers the model is the same."""
 
     def train(self, sent: Broadcast, chosen: Sequence[int]) -> Outcome:
         self._tell(sent)
@@ -144,7 +145,10 @@ class DistributedEngine:
         self.homes = {client: rank for rank, share in enumerate(shares) for client in share if client not in empty}
         hands = [list(share.items()) for share in shares]
         self.world.broadcast({"do": "adopt", "folder": str(folder), "shares": hands, "empty": list(empty)})
-        adopt_share(self.store, folder, shares[0], empty)
+        about, error = adopt_share(self.here, folder, shares[0], empty, self.world.rank)
+        problem = first_error(self.world.gather(about), error)
+        if problem is not None:
+            raise problem
 
     def collect(self, folder: Path, named: Collection[str]) -> None:
         if self.pinned:
@@ -156,9 +160,9 @@ class DistributedEngine:
 
     def _tell(self, sent: Broadcast) -> None:
         """The global model and what the rules broadcast with it, once per round."""
-        if self.told is sent.weights:
+        if self.told is not None and self.told[0] == sent.round and self.told[1] is sent.weights:
             return
-        self.told = sent.weights
+        self.told = sent.round, sent.weights
         tensors = {f"buffers/{name}": tensor for name, tensor in sent.buffers.items()}
         for slot in ("perturbation", "correction"):
             tensors |= {f"{slot}/{name}": tensor for name, tensor in getattr(sent, slot).items()}
@@ -221,7 +225,8 @@ def _serve(here: SerialEngine, pinned: bool, world: World) -> None:
         elif about["do"] == "know":
             here.store.know(dict(about["rounds"]), about["empty"])
         elif about["do"] == "adopt":
-            adopt_share(here.store, folder, dict(about["shares"][world.rank]), about["empty"])
+            share = dict(about["shares"][world.rank])
+            world.gather(adopt_share(here, folder, share, about["empty"], world.rank)[0])
         elif about["do"] == "collect":
             here.collect(folder, about["named"])
         elif sent is not None and about["do"] == "evaluate":
@@ -274,8 +279,14 @@ def save_here(here: SerialEngine, folder: Path, known: Collection[str], rank: in
     return {"rounds": list(saved.rounds.items()), "seals": seals, "error": None}, None
 
 
-def adopt_share(store: Store, folder: Path, share: Mapping[int, int], empty: Collection[int]) -> None:
-    store.adopt(folder, share, set(empty) & share.keys())
+def adopt_share(
+    here: SerialEngine, folder: Path, share: Mapping[int, int], empty: Collection[int], rank: int
+) -> tuple[Any, Error | None]:
+    try:
+        here.store.adopt(folder, share, set(empty) & share.keys())
+    except Exception as error:
+        return {"error": described(error, here, rank)}, error
+    return {"error": None}, None
 
 
 def intact(folder: Path, seals: Mapping[str, Seal]) -> list[str]:

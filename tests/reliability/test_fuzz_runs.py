@@ -124,7 +124,8 @@ def attempt(scene: Scene, state: str, tree: Tree) -> str:
     assert not any(name.startswith("checkpoints") for name in after)
     split = tree.get("split.safetensors")
     assert heard or split in (None, reference["split.safetensors"]), "a damaged split was passed over"
-    begun_anew = state in ("finished", "killed early") and tree.get("metrics.jsonl")
+    metrics = tree.get("metrics.jsonl", b"")
+    begun_anew = state in ("finished", "killed early") and isinstance(metrics, bytes) and b"\n" in metrics
     assert heard or not begun_anew, "began again without a word"
     assert RunFolder(scene.path).read_config() == CONFIG or tree["config.toml"] != reference["config.toml"]
     return f"gone on with, exact{seen}"
