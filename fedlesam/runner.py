@@ -1,6 +1,7 @@
 """One run from its settings to its folder."""
 
 import contextlib
+import filecmp
 import json
 import logging
 import platform
@@ -103,14 +104,12 @@ def _begin(folder: RunFolder, config: RunConfig, experiment: Experiment) -> tupl
         part.unlink(missing_ok=True)
     if not folder.config.exists():
         disk.write_text(folder.config, configs.write(config))
-    if not folder.split.exists():
-        with disk.replacing(folder.split) as beside:
-            save_split(experiment.split, experiment.data, beside)
     journal = Journal(folder.metrics)
     about = {"settings": configs.fingerprint(config), "split": experiment.split.hash}
     checkpoints = Checkpoints(folder.checkpoints, config.keep, {folder.metrics.name: journal}, about)
     seen = folder.metrics.read_bytes().count(b"\n") if folder.metrics.exists() else 0
     done = checkpoints.load(experiment.federation)
+    _write_split(folder, experiment)
     _note_versions(folder, done)
     folder.summary.unlink(missing_ok=True)
     if seen and not done:
@@ -192,13 +191,26 @@ def _check_answers(records: list[dict[str, Any]]) -> None:
         raise NoAnswers(f"no client ever answered, so nothing was learnt; the first, client {failed[0]}: {failed[1]}")
 
 
+def _write_split(folder: RunFolder, experiment: Experiment) -> None:
+    """Nothing is read from the file, so a damaged one would stay."""
+    with disk.replacing(folder.split) as beside:
+        save_split(experiment.split, experiment.data, beside)
+        if folder.split.exists() and not filecmp.cmp(beside, folder.split, shallow=False):
+            log.warning("%s: is not this run's split; written anew", folder.split)
+
+
 def _note_versions(folder: RunFolder, done: int) -> None:
     """What made the numbers; on resume with other versions also those, since the bits may differ then."""
     now = versions()
-    if not done or not folder.versions.exists():
+    began: Any = None
+    if done and folder.versions.exists():
+        try:
+            began = json.loads(folder.versions.read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError) as error:
+            log.warning("%s: is damaged, so with what the run began is not known: %s", folder.versions, error)
+    if not isinstance(began, dict):
         disk.write_json(folder.versions, now)
         return
-    began = json.loads(folder.versions.read_text(encoding="utf-8"))
     changed = [f"{name} {began.get(name)}, now {value}" for name, value in now.items() if began.get(name) != value]
     if changed:
         log.warning(

@@ -30,7 +30,10 @@ class Run:
         return [x for x, _ in points], [y for _, y in points]
 
     def total(self, name: str) -> float:
-        return float(sum(r[name] for r in self.records))
+        try:
+            return float(sum(r[name] for r in self.records))
+        except KeyError as error:
+            raise ValueError(f"{RunFolder(self.path).metrics}: a round has no {error}") from error
 
     @cached_property
     def accuracy(self) -> dict[str, float]:
@@ -38,12 +41,23 @@ class Run:
 
     def class_counts(self) -> NDArray[np.int64] | None:
         """Clients x classes, or None where the folder has no split."""
-        try:
-            with safe_open(RunFolder(self.path).split, framework="np") as file:
-                counts: NDArray[np.int64] = file.get_tensor("class_counts")
-                return counts
-        except (OSError, SafetensorError):
+        split = RunFolder(self.path).split
+        if not split.exists():
             return None
+        try:
+            with safe_open(split, framework="np") as file:
+                counts: NDArray[np.int64] = file.get_tensor("class_counts")
+                sizes = file.get_tensor("sizes") if "sizes" in file.keys() else counts.sum(1)  # noqa: SIM118
+            if (
+                counts.ndim != 2
+                or counts.dtype != np.int64
+                or counts.min() < 0
+                or not np.array_equal(counts.sum(1), sizes)
+            ):
+                raise ValueError("its classes do not add up")
+        except (OSError, SafetensorError, ValueError, TypeError) as error:
+            raise ValueError(f"{split}: is damaged: {error}") from error
+        return counts
 
 
 def read_run(path: Path) -> Run:
