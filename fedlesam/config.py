@@ -137,6 +137,9 @@ class RunConfig:
     store: str = option(
         "shared", MACHINE, text, "memory with several workers: shared (in files) or pinned (to a worker)"
     )
+    probe: str | None = option(
+        None, RUN, text, "measure while training: sharpness, hessian, drift or estimate[:every=N,...]; may be repeated"
+    )
     device: str = option("auto", MACHINE, text, "auto, cpu, cuda or cuda:i")
 
 
@@ -154,7 +157,7 @@ PROTOCOL: dict[str, dict[str, Value]] = {
 OWN_CLIENTS = ("pooled", "by", "file")
 """Splits that bring their own number of clients."""
 
-NO_MATTER = ("data_dir", "workers", "memory", "store")
+NO_MATTER = ("data_dir", "workers", "memory", "store", "probe")
 """Settings that change where and how fast a run is done, not what comes out."""
 
 

@@ -20,6 +20,8 @@ from fedlesam.data.split_names import save_split
 from fedlesam.engines.distributed import dismiss
 from fedlesam.engines.world import World
 from fedlesam.federation import Federation, Record
+from fedlesam.probes.catalogue import attach
+from fedlesam.probes.during import watched
 from fedlesam.runs import RunFolder, State, versions, write_json, write_text
 
 Watch = Callable[[Record], None]
@@ -54,6 +56,7 @@ def execute(
         if overwrite:
             shutil.rmtree(folder.memory, ignore_errors=True)  # of a run that was killed: nothing can use it
         experiment = build(config, data, folder=folder.memory, world=world)
+        probes = attach(config.probe, experiment.federation)
         costs.check_fits(costs.predict(config, experiment.federation), config, path)
         if world is not None:
             world.broadcast({"do": "ready?"})
@@ -67,7 +70,8 @@ def execute(
     records: list[dict[str, Any]] = []
     try:
         with folder.metrics.open("w", encoding="utf-8", buffering=1) as metrics, experiment.federation:
-            for record in experiment.federation.run(config.rounds):
+            trained = experiment.federation.run(config.rounds)
+            for record in watched(experiment.federation, trained, probes, folder.probes, config.rounds):
                 records.append(record.as_dict())
                 metrics.write(json.dumps(records[-1]) + "\n")
                 if watch is not None:

@@ -41,6 +41,11 @@ class RunFolder:
         return self.path / "metrics.jsonl"
 
     @property
+    def probes(self) -> Path:
+        """What probes measured, a line each."""
+        return self.path / "probes.jsonl"
+
+    @property
     def model(self) -> Path:
         return self.path / "model.safetensors"
 
@@ -102,7 +107,8 @@ class RunFolder:
         """Make the folder, without what an earlier run left."""
         self.path.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(self.memory, ignore_errors=True)
-        for file in (self.summary, self.model, self.metrics, self.split, self.versions, self.config):
+        old = (self.summary, self.model, self.metrics, self.probes, self.split, self.versions, self.config)
+        for file in (*old, *self.path.glob("surface-*"), *self.path.glob(".surface-*")):
             file.unlink(missing_ok=True)
 
 

@@ -33,6 +33,7 @@ ROOMS = [
     "costs",
     "runs",
     "build",
+    "probes",
     "runner",
     "report",
     "compare",
