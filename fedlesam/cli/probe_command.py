@@ -116,7 +116,7 @@ def _measure(
     configs = {path: read_config(path, data_dir, device) for path in dict.fromkeys(paths)}
     names = _names({path: config.algorithm for path, config in configs.items()})
     data, loaded = None, None
-    surfaces: dict[str, Surface] = {}
+    surfaces: list[tuple[str, Surface]] = []
     found: list[dict[str, Any]] = []
     shapes: dict[int, str] = {}
     with _progress(quiet or as_json, len(configs) * len(wanted)) as begin:
@@ -132,8 +132,8 @@ def _measure(
                     loss = GlobalLoss.of(federation, every_or(probe.samples))
                     file, tick = path_of(RunFolder(path), probe.dims), begin(f"{names[path]} surface")
                     with beside(federation):
-                        label = names[path] if _dims(wanted) < 2 else f"{names[path]} {probe.dims}d"
-                        surfaces[label] = surface_of(loss, federation.state.weights, probe, file, about, tick)
+                        surface = surface_of(loss, federation.state.weights, probe, file, about, tick)
+                    surfaces.append((names[path], surface))
                     found.append({"run": str(path), "probe": "surface", "file": str(file)})
                 else:
                     probe.check(federation)
@@ -151,10 +151,6 @@ def _measure(
         _show(found, {str(path): name for path, name in names.items()})
         for picture in pictures:
             click.echo(f"picture: {picture}")
-
-
-def _dims(wanted: list[Any]) -> int:
-    return len({probe.dims for probe in wanted if hasattr(probe, "dims")})
 
 
 def _same_model(shapes: dict[int, str]) -> None:

@@ -60,7 +60,7 @@ class Probe:
         with beside(look.federation):
             values, about = self.measure(look)
         settings = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "every"}
-        finite = {name: float(value) for name, value in values.items() if math.isfinite(value)}
+        finite = {name: value for name, value in values.items() if math.isfinite(value)}
         return finite, {**settings, **about}
 
 

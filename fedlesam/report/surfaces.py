@@ -1,11 +1,13 @@
 """Pictures of loss surfaces: one colour and height scale for all methods compared."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from fedlesam.probes.surface import Surface
 from fedlesam.report.pictures import save, style
@@ -13,14 +15,14 @@ from fedlesam.report.pictures import save, style
 COLOURS = matplotlib.colormaps["viridis"]
 LEVELS = 16
 COLUMNS = 4
-SHOWN = 0.8
-"""The share of all values below the top of the scale; the walls beyond would flatten everything else."""
+SHOWN = {1: 0.95, 2: 0.8}
+"""By dimensions, the share of all values below the top of the scale; the walls beyond would flatten everything else."""
 
 
-def draw(surfaces: Mapping[str, Surface], folder: Path) -> list[Path]:
+def draw(surfaces: Sequence[tuple[str, Surface]], folder: Path) -> list[Path]:
     """Curves for one-dimensional ones, contours and heights for two-dimensional ones; PNG and PDF."""
-    flat = {name: found for name, found in surfaces.items() if found.dims == 1}
-    deep = {name: found for name, found in surfaces.items() if found.dims == 2}
+    flat = {name: found for name, found in surfaces if found.dims == 1}
+    deep = {name: found for name, found in surfaces if found.dims == 2}
     figures = {"surface-1d": curves(flat)} if flat else {}
     if deep:
         figures |= {"surface-2d-contours": contours(deep), "surface-2d-heights": heights(deep)}
@@ -30,7 +32,8 @@ def draw(surfaces: Mapping[str, Surface], folder: Path) -> list[Path]:
 def scale_of(surfaces: Mapping[str, Surface]) -> tuple[float, float]:
     """The bottom and the top of the scale all of them share."""
     values = np.concatenate([found.loss[np.isfinite(found.loss)] for found in surfaces.values()])
-    low, high = float(values.min()), float(np.quantile(values, SHOWN))
+    shown = max(SHOWN[found.dims] for found in surfaces.values())
+    low, high = float(values.min()), float(np.quantile(values, shown))
     return low, high if high > low else low + 1e-6 + abs(low) * 1e-6
 
 
@@ -61,7 +64,7 @@ def contours(surfaces: Mapping[str, Surface]) -> Figure:
         axes.plot(0, 0, "+", color="white", markersize=7)
         axes.set(title=f"{name}, centre {_centre(found):.3f}", aspect="equal")
         axes.title.set_fontsize(9)
-    figure.colorbar(shades, ax=panels, label="global training loss", shrink=0.9)
+    figure.colorbar(shades, ax=panels, label="global training loss", shrink=0.9, format="%.3g")
     return figure
 
 
@@ -76,13 +79,15 @@ def heights(surfaces: Mapping[str, Surface]) -> Figure:
         )
         axes.set(title=f"{name}, centre {_centre(found):.3f}", zlim=(low, high))
         axes.title.set_fontsize(9)
-        axes.tick_params(labelsize=7)
+        axes.tick_params(labelsize=7, pad=-1)
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_locator(MaxNLocator(4))
         axes.view_init(elev=28, azim=-60)
     figure.colorbar(drawn, ax=panels, label="global training loss", shrink=0.7, pad=0.04)
     return figure
 
 
-def _panels(count: int, side: float, kind: dict[str, str]) -> tuple[Figure, list[matplotlib.axes.Axes]]:
+def _panels(count: int, side: float, kind: dict[str, str]) -> tuple[Figure, list[Any]]:
     columns = min(COLUMNS, count)
     rows = -(-count // columns)
     figure = Figure(figsize=(side * columns + 1.0, side * rows), layout="constrained")
