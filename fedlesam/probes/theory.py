@@ -91,6 +91,17 @@ class Batchwise:
         return self.x[torch.randperm(len(self.x), generator=self.draw)[: self.size]], self.labels()
 
 
+def quadratics(dimensions: int, clients: int, samples: int, draw: torch.Generator) -> list[tuple[Tensor, Tensor]]:
+    """Clients' samples (centre, curvatures), each client's centres around one of its own."""
+    spread = torch.linspace(0.1, 1.0, dimensions, dtype=torch.float64)
+    shards = []
+    for _ in range(clients):
+        centre = torch.randn(dimensions, generator=draw) + torch.randn(samples, dimensions, generator=draw)
+        curvature = spread * (0.5 + torch.rand(samples, dimensions, generator=draw, dtype=torch.float64))
+        shards.append((torch.cat([centre.double(), curvature], 1), torch.zeros(samples)))
+    return shards
+
+
 def theorem_2(
     steps: Sequence[float] = STEPS,
     *,
@@ -119,12 +130,7 @@ def theorem_2(
     for x in steps:
         check_number("theory", "step", x, above=0)
     draw = seeds.generator(seed, "probe")
-    spread = torch.linspace(0.1, 1.0, dimensions, dtype=torch.float64)
-    shards = []
-    for _ in range(clients):
-        centre = torch.randn(dimensions, generator=draw) + torch.randn(samples, dimensions, generator=draw)
-        curvature = spread * (0.5 + torch.rand(samples, dimensions, generator=draw, dtype=torch.float64))
-        shards.append((torch.cat([centre.double(), curvature], 1), torch.zeros(samples)))
+    shards = quadratics(dimensions, clients, samples, draw)
     smoothness = float(torch.stack([x[:, dimensions:].mean(0) for x, _ in shards]).mean(0).max())
     begin = 3 * torch.randn(starts, dimensions, generator=draw, dtype=torch.float64)
     algorithm = Algorithm(GlobalAscent(rho), NoCorrection(), Average(), 1.0)

@@ -7,7 +7,6 @@ from typing import Any
 import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
 from fedlesam.probes.surface import Surface
 from fedlesam.report.pictures import save, style
@@ -80,8 +79,7 @@ def heights(surfaces: Mapping[str, Surface]) -> Figure:
         axes.set(title=f"{name}, centre {_centre(found):.3f}", zlim=(low, high))
         axes.title.set_fontsize(9)
         axes.tick_params(labelsize=7, pad=-1)
-        for axis in (axes.xaxis, axes.yaxis):
-            axis.set_major_locator(MaxNLocator(4))
+        axes.set(xticks=(found.x[0], 0, found.x[-1]), yticks=(found.x[0], 0, found.x[-1]))
         axes.view_init(elev=28, azim=-60)
     figure.colorbar(drawn, ax=panels, label="global training loss", shrink=0.7, pad=0.04)
     return figure
