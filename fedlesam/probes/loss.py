@@ -16,7 +16,7 @@ from fedlesam.data.batches import Batch, Batches, ClientData, as_tensors, size_o
 from fedlesam.federation import Federation
 from fedlesam.models.flat import FlatModel, Loss
 
-BATCH = 500
+BATCH = 250
 """Samples per pass. Fixed: another number would change the last bits."""
 
 
