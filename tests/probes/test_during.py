@@ -18,11 +18,12 @@ from fedlesam import config as configs
 from fedlesam.compare import plan
 from fedlesam.config import RunConfig
 from fedlesam.federation import Federation
-from fedlesam.probes import readings
+from fedlesam.probes import GlobalLoss, drift_of, readings
 from fedlesam.probes.base import Look, Probe, Values
 from fedlesam.probes.catalogue import PROBES, attach, parse
 from fedlesam.probes.during import watched
 from fedlesam.probes.readings import Reading
+from fedlesam.probes.replay import trained
 from fedlesam.runner import execute
 from fedlesam.runs import RunFolder
 
@@ -66,6 +67,30 @@ def test_training_is_the_same_bit_for_bit(name: str, tmp_path: Path) -> None:
     }
     drifts = [r.values.get("drift") for r in lines if r.probe == "drift"]
     assert all(drift is not None and 0 <= drift <= 1 for drift in drifts[1:])
+
+
+@pytest.mark.parametrize("name", ["fedsam", "fedlesam-d"])
+def test_the_functions_alone_leave_random_numbers_alone(name: str) -> None:
+    fed = make(name)
+    for _ in range(3):
+        fed.round()
+    before = list(generators())
+    drift_of(fed, GlobalLoss.of(fed))
+    assert list(generators()) == before
+    assert len(list(trained(fed, [0, 2]))) == 2
+    assert list(generators()) == before
+
+
+def test_the_model_before_is_the_one_before(tmp_path: Path) -> None:
+    fed = make("fedavg")
+    seen = [fed.weights]
+    records = watched(fed, fed.run(3), attach("estimate:every=1,samples=0", fed), tmp_path / "p.jsonl", 4)
+    for _ in records:
+        seen.append(fed.weights)
+    lines = readings.read(tmp_path / "p.jsonl")
+    assert "step_norm" not in lines[0].values
+    for t in (1, 2, 3):
+        assert lines[t].values["step_norm"] == pytest.approx(float((seen[t - 1] - seen[t]).norm()))
 
 
 class Slow(Probe):
