@@ -45,7 +45,7 @@ def curves(surfaces: Mapping[str, Surface]) -> Figure:
         accuracy.plot(found.x, 100 * found.accuracy, line, color=colour)
     loss.set(xlabel="step along the direction", ylabel="global training loss", ylim=_roomy(scale_of(surfaces)))
     accuracy.set(xlabel="step along the direction", ylabel="training accuracy (%)")
-    loss.legend(frameon=False, fontsize=9)
+    figure.legend(loc="outside right center", frameon=False, fontsize=9)
     for axes in (loss, accuracy):
         axes.grid(alpha=0.25, linewidth=0.5)
         axes.spines[["top", "right"]].set_visible(False)
@@ -86,7 +86,7 @@ def heights(surfaces: Mapping[str, Surface]) -> Figure:
 
 
 def _panels(count: int, side: float, kind: dict[str, str]) -> tuple[Figure, list[Any]]:
-    columns = min(COLUMNS, count)
+    columns = 3 if count in (5, 6, 9) else min(COLUMNS, count)
     rows = -(-count // columns)
     figure = Figure(figsize=(side * columns + 1.0, side * rows), layout="constrained")
     panels = figure.subplots(rows, columns, squeeze=False, subplot_kw=kind).flatten().tolist()
