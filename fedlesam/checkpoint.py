@@ -180,6 +180,15 @@ class Checkpoints:
         self._collect(federation)
         return 0
 
+    def newest(self, federation: Federation) -> ServerState | None:
+        """The server's state of the newest good checkpoint, to look at; nothing is changed."""
+        for path in self.found():
+            try:
+                return self._read_state(Manifest.read(path), federation.state)
+            except Damaged as error:
+                log.warning("%s; looking at the checkpoint before", error)
+        return None
+
     def _begin(self, seals: Mapping[str, Seal]) -> None:
         self.records = {name: journal.begin(seals.get(name)) for name, journal in self.journals.items()}
 

@@ -161,6 +161,9 @@ class RunConfig:
     store: str = option(
         "shared", MACHINE, text, "memory with several workers: shared (in files) or pinned (to a worker)"
     )
+    probe: str | None = option(
+        None, RUN, text, "measure while training: sharpness, hessian, drift or estimate[:every=N,...]; may be repeated"
+    )
     checkpoint_every: int | str = option(
         "300s", MACHINE, interval, "rounds (10) or time (300s, 5min) between checkpoints", "EVERY"
     )
@@ -182,7 +185,7 @@ PROTOCOL: dict[str, dict[str, Value]] = {
 OWN_CLIENTS = ("pooled", "by", "file")
 """Splits that bring their own number of clients."""
 
-NO_MATTER = ("data_dir", "workers", "memory", "store", "checkpoint_every", "keep")
+NO_MATTER = ("data_dir", "workers", "memory", "store", "checkpoint_every", "keep", "probe")
 """Settings that change where and how fast a run is done, not what comes out."""
 
 

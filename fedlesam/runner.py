@@ -28,6 +28,9 @@ from fedlesam.interrupt import asked_to_stop
 from fedlesam.journal import Journal
 from fedlesam.lock import locked
 from fedlesam.overview import size_of
+from fedlesam.probes.base import Probe
+from fedlesam.probes.catalogue import attach
+from fedlesam.probes.during import watched
 from fedlesam.runs import RunFolder, State, versions
 
 Watch = Callable[[Record], None]
@@ -77,6 +80,7 @@ def execute(
                     shutil.rmtree(folder.checkpoints, ignore_errors=True)
                 return folder.read_summary()
             experiment = build(config, data, folder=folder.memory, world=world)
+            probes = attach(config.probe, experiment.federation)
             costs.check_fits(costs.predict(config, experiment.federation), config, path, size_of(folder.checkpoints))
             if world is not None:
                 world.broadcast({"do": "ready?"})
@@ -95,7 +99,7 @@ def execute(
             checkpoints, records = _begin(folder, config, experiment)
             held.callback(checkpoints.journals[folder.metrics.name].close)
             tell(experiment.federation.state.round)
-        return _train(folder, config, experiment, checkpoints, records, watch)
+        return _train(folder, config, experiment, checkpoints, records, watch, probes)
 
 
 def _begin(folder: RunFolder, config: RunConfig, experiment: Experiment) -> tuple[Checkpoints, list[dict[str, Any]]]:
@@ -126,13 +130,13 @@ def _train(
     checkpoints: Checkpoints,
     records: list[dict[str, Any]],
     watch: Watch | None,
+    probes: list[Probe],
 ) -> dict[str, Any]:
     federation, journal = experiment.federation, checkpoints.journals[folder.metrics.name]
     every, saved, spoken = config.checkpoint_every, time.monotonic(), 0
     try:
         with asked_to_stop(federation.halt):
-            while federation.state.round < config.rounds:
-                record = federation.round()
+            for record in watched(federation, probes, folder.probes, config.rounds):
                 journal.append(record.as_dict())
                 records.append(record.as_dict())
                 spoken = _speak_of(record, spoken)

@@ -55,6 +55,11 @@ class RunFolder:
         return self.path / "metrics.jsonl"
 
     @property
+    def probes(self) -> Path:
+        """What probes measured, a line each."""
+        return self.path / "probes.jsonl"
+
+    @property
     def model(self) -> Path:
         return self.path / "model.safetensors"
 
@@ -64,7 +69,7 @@ class RunFolder:
 
     @property
     def files(self) -> tuple[Path, ...]:
-        return (self.summary, self.model, self.metrics, self.split, self.versions, self.config)
+        return (self.summary, self.model, self.metrics, self.probes, self.split, self.versions, self.config)
 
     def read_config(self) -> RunConfig:
         return configs.update(RunConfig(), configs.read(self.config))
@@ -138,7 +143,8 @@ class RunFolder:
         """Remove a run: first what could be gone on from, last what says which run it is."""
         shutil.rmtree(self.checkpoints, ignore_errors=True)
         shutil.rmtree(self.memory, ignore_errors=True)
-        for file in self.files:
+        surfaces = (*self.path.glob("surface-*"), *self.path.glob(".surface-*"))
+        for file in (*surfaces, *self.files):
             file.unlink(missing_ok=True)
 
 

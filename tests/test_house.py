@@ -39,6 +39,7 @@ ROOMS = [
     "runs",
     "overview",
     "build",
+    "probes",
     "runner",
     "report",
     "compare",

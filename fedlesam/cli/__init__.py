@@ -9,6 +9,7 @@ import click
 COMMANDS = {
     "run": "train one method into a run folder",
     "compare": "train several methods on the same split and rank them",
+    "probe": "sharpness, curvature and loss surface of finished runs; Theorem 2",
     "split": "divide a data set over clients, look at it, save it",
     "data": "fetch data sets, and check those you have",
     "runs": "the runs in a folder: state, accuracy, time left",

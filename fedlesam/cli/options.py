@@ -91,6 +91,17 @@ def setting(key: str, option: Option, default: Value | None) -> Callable[[Any], 
         flag = key.replace("_", "-")
         names = f"--{flag}/--no-{flag}"
         return click.option(names, key, cls=Grouped, group=option.group, default=None, help=option.help + shown)
+    if key == "probe":
+        return click.option(
+            "--probe",
+            key,
+            cls=Grouped,
+            group=option.group,
+            multiple=True,
+            metavar="NAME[:KEY=VALUE,...]",
+            callback=lambda ctx, param, words: " ".join(words) or None,
+            help=option.help,
+        )
     metavar = option.metavar or ("NAME" if KINDS[option.kind][1] == (str,) else "N")
     return click.option(
         f"--{key.replace('_', '-')}",
