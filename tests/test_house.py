@@ -34,6 +34,7 @@ ROOMS = [
     "runs",
     "build",
     "runner",
+    "trackers",
     "report",
     "compare",
     "cli",

@@ -9,6 +9,7 @@ import click
 COMMANDS = {
     "run": "train one method into a run folder",
     "compare": "train several methods on the same split and rank them",
+    "report": "one page of runs: charts, loss surfaces, costs; figures and tables for a paper",
     "split": "divide a data set over clients, look at it, save it",
     "data": "fetch data sets, and check those you have",
     "cost": "what a run will need: RAM, disk, traffic, backward passes",
@@ -54,6 +55,7 @@ def cli() -> None:
     A first look:        fedlesam demo
     One method:          fedlesam run --algorithm fedlesam-s --rounds 50
     Several, ranked:     fedlesam compare fedavg fedsam fedlesam --seeds 3
+    Look at them:        fedlesam report runs/x --out report.html
     What there is:       fedlesam list algorithms
 
     Exit codes: 0 done, 2 bad input, 3 the numbers stopped being finite, 4 a worker died, 130 interrupted.
