@@ -92,7 +92,7 @@ class WeightsAndBiases:
             name=run.name,
             dir=str(run.folder),
             config=run.settings,
-            settings=wandb.Settings(silent=True),
+            settings=wandb.Settings(silent=True, console="off"),
             reinit="create_new",
         )
 

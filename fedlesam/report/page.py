@@ -114,9 +114,9 @@ class Pool:
 
 def compact(value: float) -> float | int | None:
     """In few letters; None for what JSON has no number for."""
-    if not math.isfinite(value):
-        return None
     short = float(f"{value:.{DIGITS}g}")
+    if not math.isfinite(short):
+        return None
     return int(short) if short.is_integer() and abs(short) < 1e15 else short
 
 
