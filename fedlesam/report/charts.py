@@ -1,6 +1,7 @@
 """The curves of a comparison as numbers, drawn alike by the page and by matplotlib."""
 
-from collections import defaultdict
+import re
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from itertools import accumulate
 
@@ -58,6 +59,13 @@ ABOUT = {
     "train_loss": "Mean over the active clients and their local steps, at the perturbed point and on their own data.",
     "divergence": "Mean over the active clients of the squared distance from their model to the next global one.",
 }
+
+
+FIRST = {"sharpness": "ascent", "drift": "drift", "hessian": "eigenvalue_1", "estimate": "cosine"}
+"""The number of a probe that is shown before the others."""
+
+MANY = 12
+"""A number of each client, such as local_0, local_1 and so on, is not drawn where there are more."""
 
 
 def charts_of(comparison: Comparison) -> list[Chart]:
@@ -131,8 +139,11 @@ def probe_curves(comparison: Comparison) -> list[Chart]:
         for key, many in curves.items():
             if mean := _mean(i, many):
                 found[key].append(mean)
+    families = Counter((probe, _family(name)) for probe, name in found)
     charts = []
-    for (probe, name), series in found.items():
+    for (probe, name), series in sorted(found.items(), key=lambda item: item[0][1] != FIRST.get(item[0][0])):
+        if families[probe, _family(name)] > MANY:
+            continue
         words = name.replace("_", " ").replace("/", ", ")
         charts.append(
             Chart(
@@ -148,6 +159,10 @@ def probe_curves(comparison: Comparison) -> list[Chart]:
             )
         )
     return charts
+
+
+def _family(name: str) -> str:
+    return re.sub(r"\d+$", "*", name)
 
 
 def _about(measurements: list[Measurement]) -> str:

@@ -170,9 +170,12 @@ def _probe_doubts(groups: list[Group]) -> list[str]:
     abouts: dict[str, dict[str, list[str]]] = defaultdict(dict)
     for group in groups:
         for run in group.runs:
-            for one in run.measurements:
-                told = ", ".join(f"{k} {shown(v)}" for k, v in one.about.items() if isinstance(v, int | float | str))
-                abouts[one.probe].setdefault(told, []).append(group.label)
+            made = [(one.probe, one.about) for one in run.measurements]
+            made += [(f"surface-{d}d", found.about) for d in (1, 2) if (found := run.surface(d)) is not None]
+            for probe, about in made:
+                known = {k: v for k, v in about.items() if isinstance(v, int | float | str) and k != "weights"}
+                told = ", ".join(f"{k} {shown(v)}" for k, v in known.items())
+                abouts[probe].setdefault(told, []).append(group.label)
     return [
         f"The probe {probe} was not made in the same way everywhere, and its values do not compare: "
         + "; ".join(f"{told or 'nothing said'} ({', '.join(dict.fromkeys(who))})" for told, who in found.items())

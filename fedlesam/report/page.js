@@ -24,7 +24,7 @@
   const look = (extra) => ({
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
     font: { family: getComputedStyle(document.body).fontFamily, size: 12.5, color: paint("--ink") },
-    margin: { l: 56, r: 12, t: 8, b: 44 }, showlegend: false, uirevision: "kept",
+    margin: { l: 56, r: 12, t: 28, b: 44 }, showlegend: false, uirevision: "kept",
     hoverlabel: { bgcolor: paint("--card"), bordercolor: paint("--line"), font: { color: paint("--ink") } },
     modebar: { bgcolor: "rgba(0,0,0,0)", color: paint("--soft"), activecolor: paint("--accent") },
     dragmode: coarse ? false : "zoom", ...extra,
@@ -104,8 +104,8 @@
     const shown = panel.options.filter((s) => on[s.group]);
     const solid = panel.view === "3-D" && webgl && shown.length <= SCENES;
     const log = panel.log.checked;
-    const height = (v) => (v === null ? null : log ? Math.log10(v) : v);
-    const all = panel.options.flatMap((s) => s.loss.flat()).filter((v) => v !== null).map(height);
+    const height = (v) => (v === null || (log && v <= 0) ? null : log ? Math.log10(v) : v);
+    const all = panel.options.flatMap((s) => s.loss.flat()).map(height).filter((v) => v !== null);
     const low = all.reduce((a, b) => Math.min(a, b), Infinity), high = all.reduce((a, b) => Math.max(a, b), -Infinity);
     panel.range.textContent = `${(log ? 10 ** low : low).toPrecision(3)} to ${(log ? 10 ** high : high).toPrecision(3)}`;
     panel.about.textContent = panel.view === "3-D" && !solid

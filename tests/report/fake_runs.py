@@ -86,14 +86,15 @@ def fake_probes(folder: Path, algorithm: str, rounds: int, seed: int) -> None:
     for done in range(max(1, rounds // 6), rounds + 1, max(1, rounds // 6)):
         rise = flat * (0.2 + done / rounds) * (1 + 0.05 * seed)
         sharpness = {
-            "global_first": rise,
-            "global_ascent": 1.3 * rise,
+            "loss": 0.5,
+            "first_order": rise,
+            "ascent": 1.3 * rise,
             "local_mean": 0.4 * rise,
-            "relative": 0.01 * rise,
+            "relative_ascent": 0.01 * rise,
         }
         entries = [("sharpness", sharpness, {"radius": 0.05, "steps": 10, "samples": 2000})]
         if algorithm not in ("fedavg", "scaffold"):
-            entries.append(("drift", {"pd": 0.7 * flat, "cosine": 1 - flat, "norm": 0.1}, {"samples": 500}))
+            entries.append(("drift", {"drift": 0.7 * flat, "cosine": 1 - flat, "norm": 0.1}, {"samples": 500}))
         entries.append(("hessian", {"eigenvalue_1": 900 * flat, "trace": 2e4 * flat}, {"vectors": 20}))
         for probe, values, about in entries:
             line = {"round": done, "probe": probe, "values": values, "about": about, "seconds": 0.1}

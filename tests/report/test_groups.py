@@ -3,8 +3,10 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from fake_runs import fake_run
+from safetensors.numpy import save_file
 
 from fedlesam.report.groups import compare_runs
 from fedlesam.report.read import Run, find_runs
@@ -78,7 +80,7 @@ def test_what_makes_a_comparison_doubtful_is_noted(tmp_path: Path) -> None:
     b = fake_run(tmp_path / "b", "fedsam", rounds=6, finished=False, threads=2)
     versions = {"fedlesam": "0.2.0", "machine": "aarch64, 4 cores", "commit": "ffff"}
     (b / "versions.json").write_text(json.dumps(versions))
-    probe = {"round": 6, "probe": "sharpness", "values": {"global_first": 1.0}, "about": {"radius": 0.1}}
+    probe = {"round": 6, "probe": "sharpness", "values": {"first_order": 1.0}, "about": {"radius": 0.1}}
     (b / "probes.jsonl").write_text(json.dumps(probe) + "\n")
     notes = " ".join(compare_runs(runs(a, b)).notes)
     for said in (
@@ -106,3 +108,14 @@ def test_every_line_of_a_sweep_has_its_own_look() -> None:
     assert len(set(found)) == 14
     assert found[0] == looks(["fedavg"])[0]
     assert len(looks(["fedavg"] * 60)) == 60, "and when looks run out"
+
+
+def test_surfaces_along_other_directions_are_noted(tmp_path: Path) -> None:
+    a, b = fake_run(tmp_path / "a", "fedavg", probes=True), fake_run(tmp_path / "b", "fedsam", probes=True)
+    assert compare_runs(runs(a, b)).notes == []
+    axis = np.linspace(-1, 1, 3)
+    about = {"about": json.dumps({"seed": 1, "samples": 1000, "weights": "abc"})}
+    save_file({"x": axis, "y": axis, "loss": np.ones((3, 3))}, b / "surface-2d.safetensors", about)
+    [note] = compare_runs(runs(a, b)).notes
+    assert "surface-2d was not made in the same way everywhere" in note
+    assert "seed 1, samples 1000 (fedsam)" in note

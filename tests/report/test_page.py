@@ -150,6 +150,21 @@ def test_a_curve_evaluated_now_and_then_keeps_its_costs(tmp_path: Path) -> None:
     assert accuracy.series[0].costs["MB sent"] == pytest.approx([8, 16])
 
 
+def test_the_telling_number_of_a_probe_comes_first_and_clients_do_not_flood(tmp_path: Path) -> None:
+    folder = fake_run(tmp_path / "x")
+    values = {
+        "loss": 1.0,
+        "ascent": 2.0,
+        **{f"local_{i}": 0.1 for i in range(13)},
+        **{f"eigenvalue_{i}": 1.0 for i in (1, 2)},
+    }
+    line = {"round": 3, "probe": "sharpness", "values": values, "about": {"radius": 0.05}}
+    (folder / "probes.jsonl").write_text(json.dumps(line) + "\n")
+    found = [c for c in charts_of(compare_runs(find_runs([folder]))) if c.section == "sharpness"]
+    assert [chart.y_label for chart in found] == ["ascent", "loss", "eigenvalue 1", "eigenvalue 2"]
+    assert found[0].about == "Measured with radius 0.05."
+
+
 @pytest.mark.parametrize(
     "settings",
     [
