@@ -44,15 +44,19 @@ def style(algorithm: str, taken: list[str]) -> Look:
 
 
 def looks(algorithms: list[str]) -> list[Look]:
-    """One for each; where a method comes again with other settings it gets a look nobody has, a new colour first."""
+    """One for each line. A method's own where nobody has it yet; else one that is free, a new colour first."""
     names = list(dict.fromkeys(algorithms))
     own = {name: style(name, names) for name in names}
+    taken = {own[name] for name in names if name in FAMILY}
     colours = {colour for colour, _ in own.values()}
     pairs = [(colour, line) for line in LINES for colour in COLOURS]
-    spare = iter(sorted((p for p in pairs if p not in own.values()), key=lambda pair: pair[0] in colours))
-    seen: set[str] = set()
+    spare = sorted((p for p in pairs if p not in own.values()), key=lambda pair: pair[0] in colours)
     found = []
-    for name in algorithms:
-        found.append(next(spare, own[name]) if name in seen else own[name])
-        seen.add(name)
+    for i, name in enumerate(algorithms):
+        mine = own[name]
+        first = name not in algorithms[:i]
+        if not first or (name not in FAMILY and mine in taken):
+            mine = spare.pop(0) if spare else mine
+        taken.add(mine)
+        found.append(mine)
     return found

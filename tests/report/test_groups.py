@@ -8,6 +8,7 @@ import pytest
 from fake_runs import fake_run
 from safetensors.numpy import save_file
 
+from fedlesam.algorithms import CATALOGUE
 from fedlesam.report.groups import compare_runs
 from fedlesam.report.read import Run, find_runs
 from fedlesam.report.style import looks
@@ -108,6 +109,9 @@ def test_every_line_of_a_sweep_has_its_own_look() -> None:
     assert len(set(found)) == 14
     assert found[0] == looks(["fedavg"])[0]
     assert len(looks(["fedavg"] * 60)) == 60, "and when looks run out"
+    everybody = looks([*CATALOGUE, "mine:a", "mine:b", "mine:c"])
+    assert len(set(everybody)) == 20
+    assert everybody[:17] == looks(list(CATALOGUE)), "those of the catalogue keep theirs"
 
 
 def test_surfaces_along_other_directions_are_noted(tmp_path: Path) -> None:
