@@ -41,6 +41,7 @@ ROOMS = [
     "build",
     "probes",
     "runner",
+    "trackers",
     "report",
     "compare",
     "cli",

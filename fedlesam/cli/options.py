@@ -10,6 +10,7 @@ from fedlesam import config as configs
 from fedlesam.config import HYPER, KINDS, OPTIONS, Option, RunConfig, Value
 
 OUTPUT = "Output"
+LIVE = "Live trackers"
 
 
 class Grouped(click.Option):
@@ -157,6 +158,32 @@ def output(function: Any) -> Any:
         ]
     ):
         function = click.option(*names, cls=Grouped, group=OUTPUT, **keywords)(function)
+    return function
+
+
+def trackers(function: Any) -> Any:
+    """Who else watches the rounds."""
+    flags: list[tuple[str, dict[str, Any]]] = [
+        (
+            "--tensorboard",
+            {
+                "is_flag": False,
+                "flag_value": "",
+                "metavar": "[DIR]",
+                "help": "event files in DIR, or in the run's folder (pip install 'fedlesam[tensorboard]')",
+            },
+        ),
+        ("--mlflow", {"metavar": "URI", "help": "to an MLflow server (pip install 'fedlesam[mlflow]')"}),
+        (
+            "--wandb",
+            {
+                "is_flag": True,
+                "help": "to Weights & Biases; WANDB_MODE=offline needs no account (pip install 'fedlesam[wandb]')",
+            },
+        ),
+    ]
+    for name, keywords in reversed(flags):
+        function = click.option(name, cls=Grouped, group=LIVE, **keywords)(function)
     return function
 
 

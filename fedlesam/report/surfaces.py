@@ -9,7 +9,8 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from fedlesam.probes.surface import Surface
-from fedlesam.report.pictures import save, style
+from fedlesam.report.pictures import save
+from fedlesam.report.style import style
 
 COLOURS = matplotlib.colormaps["viridis"]
 LEVELS = 16

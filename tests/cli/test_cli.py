@@ -112,7 +112,7 @@ def test_help_teaches_with_examples_in_groups(call: Call, command: str) -> None:
 
 
 def test_the_examples_of_the_help_are_commands_that_parse() -> None:
-    for name in ("run", "compare", "split"):
+    for name in ("run", "compare", "split", "report"):
         command = cli.get_command(click.Context(cli), name)
         assert command is not None
         for example in command.examples:  # type: ignore[attr-defined]
@@ -140,7 +140,9 @@ def test_the_list_of_commands(call: Call) -> None:
     assert call().out.startswith("Usage:") or call().err.startswith("Usage:")
 
 
-@pytest.mark.parametrize("args", [["--help"], ["run", "--help"], ["compare", "--help"], ["--version"]])
+@pytest.mark.parametrize(
+    "args", [["--help"], ["run", "--help"], ["compare", "--help"], ["report", "--help"], ["--version"]]
+)
 def test_help_does_not_import_torch(tmp_path: Path, args: list[str]) -> None:
     code = (
         "import sys\n"
@@ -361,6 +363,7 @@ def test_compare_with_seeds(call: Call, tmp_path: Path) -> None:
         "fedsam-seed1",
         "accuracy.png",
         "split.png",
+        "report.html",
     }
     for row in answer["ranking"]:
         seeds = [RunFolder(tmp_path / "c" / f"{row['algorithm']}-seed{s}").read_summary() for s in (0, 1)]
@@ -394,6 +397,8 @@ def test_demo(call: Call, tmp_path: Path) -> None:
             image.load()
             assert (image.format, image.size) == ("PNG", size)
             assert len(image.convert("RGB").getcolors(10**6)) > 10
+    assert lines[-1] == "report: d/report.html"
+    assert (tmp_path / "d" / "report.html").exists()
     config = RunFolder(tmp_path / "d" / "fedsam-seed0").read_config()
     assert (config.clients, config.active, config.split, config.rounds) == (40, 0.1, "dirichlet:0.1", 2)
 
