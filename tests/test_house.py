@@ -36,6 +36,7 @@ ROOMS = [
     "runner",
     "report",
     "compare",
+    "flower",
     "cli",
     "__main__",
     "__init__",

@@ -12,6 +12,7 @@ COMMANDS = {
     "split": "divide a data set over clients, look at it, save it",
     "data": "fetch data sets, and check those you have",
     "cost": "what a run will need: RAM, disk, traffic, backward passes",
+    "deploy": "look at a Flower deployment: what is insecure or missing",
     "list": "the algorithms, data sets, models and splits there are",
     "demo": "five methods on the embedded data in a minute, with pictures",
     "completion": "print the completion script of your shell",

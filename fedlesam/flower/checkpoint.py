@@ -74,8 +74,12 @@ def load(folder: Path, about: Mapping[str, Any]) -> Checkpoint | None:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path}: is not a checkpoint: {error}") from error
     if not good or index["format"] != FORMAT:
-        raise ValueError(f"{path}: is damaged or of another version; restore it from a copy, or start in an empty folder")
-    differences = [f"{k}: {v!r} here, {index['about'].get(k)!r} there" for k, v in about.items() if index["about"].get(k) != v]
+        raise ValueError(
+            f"{path}: is damaged or of another version; restore it from a copy, or start in an empty folder"
+        )
+    differences = [
+        f"{k}: {v!r} here, {index['about'].get(k)!r} there" for k, v in about.items() if index["about"].get(k) != v
+    ]
     if differences:
         raise ValueError(f"{folder}: holds another run ({'; '.join(differences)}); choose another folder")
     named = load_checked(folder / index["state"]["file"], index["state"]["sha256"])

@@ -38,9 +38,9 @@ def client_app(
 
     `model` and `local` are values, or made from Flower's Context (`context.run_config`, `context.node_config`).
     `load_data(context)` is this node's data: a pair (x, y) or a torch Dataset. The node's number among the clients is
-    `partition-id` of its node config, and batches derive from it. `memory` of the node config is a folder in which the
-    client's memory outlives the SuperNode. `algorithm` is for a method that is not in the catalogue. `mods` are Flower's,
-    for training.
+    `partition-id` of its node config, and batches derive from it. `memory` of the node config is a folder in which
+    the client's memory outlives the SuperNode. `algorithm` is for a method that is not in the catalogue. `mods` are
+    Flower's, for training.
     """
     if threads is not None:
         check_count("client_app", "threads", threads)
@@ -99,7 +99,7 @@ def resolve(order: records.Order, own: Algorithm | None) -> Algorithm:
     """The method the server runs. A message can name one of the catalogue; it cannot make a node import anything."""
     if own is None and order.name not in CATALOGUE:
         raise ValueError(
-            f"the server runs {order.algorithm}, which is not in the catalogue: give it to client_app(algorithm=...) too"
+            f"the server runs {order.algorithm}, not in the catalogue: give it to client_app(algorithm=...) too"
         )
     rules = own if own is not None else lookup.get(order.name, **order.hyper)
     if repr(rules) != order.algorithm:

@@ -1,10 +1,10 @@
 """What a client remembers, on its node. The server never sees it; it only says which of two memories counts.
 
 A client that has trained does not know whether its answer will be used: it may come too late, be refused, or be lost.
-Were it to commit its new memory all the same, SCAFFOLD's c would no longer be the mean of the c_i, nor FedDyn's H that of
-the h_i, for ever. So a node keeps two memories, each under the ticket of the message that it was made for: the one it
-trained from and the one it made. The next message names the ticket of the client's last answer that was used, and with
-it the memory that counts.
+Were it to commit its new memory all the same, SCAFFOLD's c would no longer be the mean of the c_i, nor FedDyn's H
+that of the h_i, for ever. So a node keeps two memories, each under the ticket of the message that it was made for:
+the one it trained from and the one it made. The next message names the ticket of the client's last answer that was
+used, and with it the memory that counts.
 """
 
 from collections.abc import Iterator, MutableMapping
@@ -47,9 +47,9 @@ class Memories:
 
     def keep(self, **memories: Memory) -> None:
         """Just these, by ticket."""
-        for file, ticket in list(self._files()):
+        for old, ticket in list(self._files()):
             if ticket not in memories:
-                file.unlink(missing_ok=True)
+                old.unlink(missing_ok=True)
         for key in [key for key in self.state if key.startswith(PREFIX)]:
             if key.removeprefix(PREFIX) not in memories:
                 del self.state[key]

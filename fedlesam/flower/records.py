@@ -155,9 +155,7 @@ def read_order(content: RecordDict, model: FlatModel) -> Order:
             f"{model.weights.dtype}: both apps must make the same model"
         )
     named = {name: value.to(model.device) for name, value in named.items()}
-    sent = Broadcast(
-        _value(config, "round", int), weights.to(model.device), *(unpack(named, slot) for slot in SLOTS)
-    )
+    sent = Broadcast(_value(config, "round", int), weights.to(model.device), *(unpack(named, slot) for slot in SLOTS))
     ticket, used = _value(config, "ticket", str), _value(config, "used", str)
     if not TICKET.fullmatch(ticket) or (used and not TICKET.fullmatch(used)):
         raise ValueError(f"a ticket must be 32 hexadecimal digits, got {ticket!r} and {used!r}")

@@ -71,16 +71,16 @@ class Open:
 class Strategy(FlowerStrategy):
     """Any method of this project on Flower's Message API.
 
-    `model` is the first global model and the form of all others; it is copied. `algorithm` is a name of the catalogue,
-    with its hyper-parameters in `hyper`, or an Algorithm (then client_app needs it too). `clients` is N, the number of
-    clients there are: their SuperNodes have partition-id 0 to N - 1. `active` of them, a count or a share, are drawn each
-    round as `Federation` draws them. A round counts if `minimum` of the drawn clients, a count or a share, answered
-    before the timeout; otherwise it is tried again, `attempts` times at most. `patience` is how many seconds to wait for
-    SuperNodes to connect: at the start for all of them, later for the minimum.
+    `model` is the first global model and the form of all others; it is copied. `algorithm` is a name of the
+    catalogue, with its hyper-parameters in `hyper`, or an Algorithm (then client_app needs it too). `clients` is N,
+    the number of clients there are: their SuperNodes have partition-id 0 to N - 1. `active` of them, a count or a
+    share, are drawn each round as `Federation` draws them. A round counts if `minimum` of the drawn clients, a count
+    or a share, answered before the timeout; otherwise it is tried again, `attempts` times at most. `patience` is how
+    many seconds to wait for SuperNodes to connect: at the start for all of them, later for the minimum.
 
     With a `folder`, every round ends with a checkpoint there, and the same call goes on from it. `answer="model"` has
-    clients send their model in place of its change, which Flower's privacy mods need; only for methods that send nothing
-    else (docs/deploy.md).
+    clients send their model in place of its change, which Flower's privacy mods need; only for methods that send
+    nothing else (docs/deploy.md).
     """
 
     def __init__(
@@ -151,8 +151,8 @@ class Strategy(FlowerStrategy):
     ) -> Result:
         """Train until `num_rounds` rounds are done, those of the checkpoint included.
 
-        `timeout` is of a round, in seconds. `initial_arrays` is a state dict to begin with, in place of the model's own.
-        `evaluate_fn(rounds done, arrays)` is called at the start and after every round.
+        `timeout` is of a round, in seconds. `initial_arrays` is a state dict to begin with, in place of the model's
+        own. `evaluate_fn(rounds done, arrays)` is called at the start and after every round.
         """
         check_count("start", "num_rounds", num_rounds)
         check_number("start", "timeout", timeout, above=0)
@@ -174,8 +174,8 @@ class Strategy(FlowerStrategy):
                 failed += 1
                 if failed == self.attempts:
                     raise RuntimeError(
-                        f"round {self.state.round}: fewer than {self.minimum} answers that could be used, {failed} times "
-                        "in a row; the reasons are in the log, and the checkpoint is that of the last good round"
+                        f"round {self.state.round}: fewer than {self.minimum} answers that could be used, {failed} "
+                        "times in a row; the reasons are in the log, and the checkpoint is that of the last good round"
                     )
                 continue
             failed = 0
@@ -332,9 +332,7 @@ class Strategy(FlowerStrategy):
 
     # What came back
 
-    def _read(
-        self, current: Open, replies: Iterable[Message]
-    ) -> tuple[dict[int, Answer], set[int], dict[int, str]]:
+    def _read(self, current: Open, replies: Iterable[Message]) -> tuple[dict[int, Answer], set[int], dict[int, str]]:
         asked = {message.metadata.message_id: client for client, message in current.messages.items()}
         answers: dict[int, Answer] = {}
         lost: set[int] = set()
@@ -407,8 +405,8 @@ class Strategy(FlowerStrategy):
         still = RoundResult(w, torch.zeros_like(w), 1.0, 1.0, 1.0, {})
         if more or self.algorithm.perturbation.aggregate({}, still) or self.algorithm.correction.aggregate({}, still):
             raise ValueError(
-                'answer="model" is for methods that send the model and nothing else, and whose server keeps no sum over '
-                f"clients, such as fedavg, fedsam or fedlesam; not for {self.algorithm!r}"
+                'answer="model" is for methods that send the model and nothing else, and whose server keeps no sum '
+                f"over clients, such as fedavg, fedsam or fedlesam; not for {self.algorithm!r}"
             )
 
     # What is kept
@@ -446,9 +444,7 @@ class Strategy(FlowerStrategy):
             left_out = {int(client): reason for client, reason in line["left_out"].items()}
             self.rounds.append(Round(**{**line, "left_out": left_out}))
 
-    def _evaluate(
-        self, evaluate: Callable[[int, ArrayRecord], MetricRecord | None] | None, result: Result
-    ) -> None:
+    def _evaluate(self, evaluate: Callable[[int, ArrayRecord], MetricRecord | None] | None, result: Result) -> None:
         found = evaluate(self.state.round, result.arrays) if evaluate is not None else None
         if found is not None:
             result.evaluate_metrics_serverapp[self.state.round] = found

@@ -1,8 +1,8 @@
 """What each client has sent so far, for methods whose server state is a sum over clients.
 
-SCAFFOLD's c is the mean of all c_i, FedDyn's H that of all h_i. A client whose memory is lost starts again from c_i = 0;
-then its old c_i has to leave c, or c would be wrong for ever. The client cannot say what it was, but the server has heard
-it: c_i is the sum of the changes that the client sent and the server used, h_i that of its updates.
+SCAFFOLD's c is the mean of all c_i, FedDyn's H that of all h_i. A client whose memory is lost starts again from c_i =
+0; then its old c_i has to leave c, or c would be wrong for ever. The client cannot say what it was, but the server
+has heard it: c_i is the sum of the changes that the client sent and the server used, h_i that of its updates.
 """
 
 import hashlib
