@@ -41,7 +41,8 @@ def exchange(grid: Grid, messages: Mapping[int, Message], timeout: float) -> tup
             if found:
                 replies[client] = found[0]
                 del waiting[client]
-        if not waiting or time.monotonic() >= deadline:
+        left = deadline - time.monotonic()
+        if not waiting or left <= 0:
             break
-        time.sleep(POLL)
+        time.sleep(min(POLL, left))
     return replies, missing | dict.fromkeys(waiting, LATE)

@@ -49,13 +49,15 @@ class LocalGrid(Grid):
         self.replies: dict[str, Message] = {}
         self.count = 0
 
-    def join(self, node: int, client: int) -> Node:
+    def join(self, node: int, client: Any) -> Node:
         config = {"partition-id": client, **self.node_config}
+        if client is None:
+            del config["partition-id"]
         self.nodes[node] = Node(self.app, Context(1, node, config, RecordDict(), self.run_config))
         return self.nodes[node]
 
     def of(self, client: int) -> Node:
-        return next(node for node in self.nodes.values() if node.context.node_config["partition-id"] == client)
+        return next(node for node in self.nodes.values() if node.context.node_config.get("partition-id") == client)
 
     def leave(self, client: int) -> None:
         self.nodes = {key: node for key, node in self.nodes.items() if node is not self.of(client)}
@@ -76,7 +78,7 @@ class LocalGrid(Grid):
             identities.append(f"m{self.count}")
             node = self.nodes[message.metadata.dst_node_id]
             reply: Message | None = node.handle(message)
-            client = int(node.context.node_config["partition-id"])
+            client = node.context.node_config.get("partition-id")
             if message.metadata.message_type == "train" and client in self.meddle:
                 assert reply is not None
                 reply = self.meddle[client](copy.deepcopy(reply))
