@@ -4,12 +4,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help demo test test-slow check format bench bench-peers clean
+.PHONY: help demo test test-extras test-slow check format bench bench-peers clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo    compare five methods on embedded data, with pictures (about two minutes, set-up included)"
 	@echo "make test    lint, types and the test suite"
+	@echo "make test-extras  the tests of optional packages (installs the packages)"
 	@echo "make test-slow  the tests that take minutes"
 	@echo "make check   lint and types only"
 	@echo "make format  rewrite the code in the house style"
@@ -28,6 +29,10 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	$(INSTALL) --editable '.[dev]'
 	touch $@
 
+$(VENV)/.installed-extras: $(VENV)/.installed-dev
+	$(INSTALL) --editable '.[dev,extras]'
+	touch $@
+
 demo: $(VENV)/.installed
 	$(BIN)/fedlesam demo
 
@@ -37,7 +42,10 @@ check: $(VENV)/.installed-dev
 	$(BIN)/mypy
 
 test: check
-	$(BIN)/pytest -n 2 -m "not slow"
+	$(BIN)/pytest -n 2 -m "not slow and not extras"
+
+test-extras: $(VENV)/.installed-extras
+	$(BIN)/pytest -m "extras and not slow"
 
 test-slow: check
 	$(BIN)/pytest -m slow

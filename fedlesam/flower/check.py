@@ -17,6 +17,8 @@ Level = Literal["ok", "note", "missing", "insecure"]
 PRIVATE = b"PRIVATE KEY-----"
 SOON = datetime.timedelta(days=30)
 PATIENCE = 5.0
+LOCAL = ":local:"
+"""The address of the SuperLink that flwr itself starts, for its simulation."""
 
 
 @dataclass(frozen=True)
@@ -139,7 +141,7 @@ def read_connection(name: str | None) -> Iterator[Finding | Connection]:
     if name not in known:
         raise ValueError(f"{path}: {unknown('SuperLink', str(name), known)}")
     settings = table[name]
-    if "options" in settings:
+    if "options" in settings or settings.get("address") == LOCAL:
         yield Finding("note", f"{name} is Flower's simulation on this machine: there is no network to check")
         return
     host, _, port = str(settings.get("address", "")).rpartition(":")
@@ -227,6 +229,9 @@ def _ask(connection: Connection) -> Iterator[Finding]:
         level: Level = "note" if connection.here else "insecure"
         yield Finding(level, "any SuperNode is accepted; start the SuperLink with --enable-supernode-auth")
     except httpx.HTTPStatusError as error:
+        if error.response.status_code == httpx.codes.NOT_FOUND:
+            yield Finding("missing", "this is not a SuperLink of Flower 1.41: it has no Fleet API")
+            return
         yield Finding("ok", f"a SuperNode with an unknown key is refused (HTTP {error.response.status_code})")
     except httpx.HTTPError as error:
         yield Finding("missing", f"this is not a SuperLink of Flower 1.41: {error}")

@@ -16,7 +16,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 APP = ROOT / "examples" / "flower-cifar"
 BIN = Path(sys.executable).parent
-PATIENCE = 240.0
+PATIENCE = 600.0
+"""Of what takes seconds on an idle machine: the tests end, and do not fail because others are at work."""
 
 
 def free_port() -> int:
@@ -180,10 +181,10 @@ class Deployment:
     def online(self) -> int:
         return sum(node["status"] == "online" for node in self.nodes())
 
-    def run(self, **config: Any) -> str:
+    def run(self, *flags: str, **config: Any) -> str:
         """The id of a run that has been started."""
         text = " ".join(f"{key.replace('_', '-')}={json.dumps(value)}" for key, value in config.items())
-        said = self.flwr("run", str(APP), "here", "--run-config", text, "--format", "json")
+        said = self.flwr("run", str(APP), "here", "--run-config", text, *flags, "--format", "json")
         return str(json.loads(said)["run-id"])
 
     def status(self, run: str) -> str:

@@ -70,7 +70,13 @@ def test_deployment_equals_simulation(
     algorithm: str, active: int, deployment: Deployment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = deployment.run(
-        algorithm=algorithm, active=active, minimum=1.0, rounds=ROUNDS, folder=str(tmp_path), timeout=120.0
+        algorithm=algorithm,
+        active=active,
+        minimum=1.0,
+        rounds=ROUNDS,
+        folder=str(tmp_path),
+        timeout=300.0,
+        patience=300.0,
     )
     fed = simulation(monkeypatch, algorithm, active)
     ledger = list(fed.run(ROUNDS))
@@ -114,10 +120,11 @@ def serverapp(deployment: Deployment) -> int | None:
 
 
 def test_a_node_and_the_server_die_and_come_back(deployment: Deployment, tmp_path: Path) -> None:
-    settings = {"algorithm": "fedlesam-s", "minimum": 2, "folder": str(tmp_path), "timeout": 25.0}
+    settings = {"algorithm": "fedlesam-s", "minimum": 2, "folder": str(tmp_path), "timeout": 300.0, "patience": 300.0}
     deployment.run(**settings, rounds=1000)
     wait("the first round", lambda: index(tmp_path)["round"] >= 1)
     deployment.machines["node2"].end(signal.SIGKILL)
+    # Flower itself answers for a node that has not been heard of for a minute
     wait("a round without it", lambda: any("2" in r["left_out"] for r in index(tmp_path)["rounds"]))
     deployment.restart(2)
     wait("a round with it again", lambda: any(r["lost"] == [2] for r in index(tmp_path)["rounds"]))
