@@ -229,10 +229,10 @@ def _ask(connection: Connection) -> Iterator[Finding]:
         level: Level = "note" if connection.here else "insecure"
         yield Finding(level, "any SuperNode is accepted; start the SuperLink with --enable-supernode-auth")
     except httpx.HTTPStatusError as error:
-        if error.response.status_code == httpx.codes.NOT_FOUND:
-            yield Finding("missing", "this is not a SuperLink of Flower 1.41: it has no Fleet API")
+        if error.response.status_code != httpx.codes.PRECONDITION_FAILED:
+            yield Finding("missing", f"this is not a SuperLink of Flower 1.41: HTTP {error.response.status_code}")
             return
-        yield Finding("ok", f"a SuperNode with an unknown key is refused (HTTP {error.response.status_code})")
+        yield Finding("ok", "a SuperNode with an unknown key is refused")
     except httpx.HTTPError as error:
         yield Finding("missing", f"this is not a SuperLink of Flower 1.41: {error}")
         return

@@ -239,6 +239,7 @@ class Strategy(FlowerStrategy):
             bytes_up=sum(answer.nbytes for answer in answers.values()),
         )
         self._commit(state, self.used | dict.fromkeys(answers, current.ticket), tally, [*self.rounds, record])
+        log(INFO, "round %d: %d answers, loss %.4f", record.round, len(answers), record.train_loss)
         numbers = {"train-loss": record.train_loss, "lr": record.lr, "answers": len(answers)}
         sizes = {"left-out": len(left_out), "bytes-down": record.bytes_down, "bytes-up": record.bytes_up}
         return self.arrays, MetricRecord({**numbers, **sizes})

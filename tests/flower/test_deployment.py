@@ -4,7 +4,6 @@ import json
 import os
 import runpy
 import signal
-import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -162,8 +161,3 @@ def test_nothing_is_installed_and_nobody_is_told(deployment: Deployment) -> None
     for process in members(deployment.machines["superlink"].home):
         told = Path(f"/proc/{process}/environ").read_bytes().split(b"\0")
         assert b"FLWR_TELEMETRY_ENABLED=0" in told
-
-
-def test_the_interpreter_is_this_one() -> None:
-    """The deployment runs with the packages that the tests run with."""
-    assert (Path(sys.executable).parent / "flower-superlink").exists()
