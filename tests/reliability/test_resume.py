@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from harness import Case, Plan, References, digits, fedlesam, flags, result, small
 
 from fedlesam import compare as comparison
 from fedlesam.algorithms import CATALOGUE, PAPER
+from fedlesam.build import build
 from fedlesam.checkpoint import Checkpoints, Manifest
 from fedlesam.config import RunConfig
 from fedlesam.federation import Federation, Record
@@ -110,6 +112,25 @@ def test_without_a_checkpoint_it_begins_again(references: References, tmp_path: 
     assert not (case.run / "checkpoints").exists()
     assert case.attempt().code == 0
     assert (case.loaded, result(case.run)) == (0, references(config))
+
+
+@pytest.mark.parametrize("method", ["fedlesam-s", "fedsmoo", "fedadam"])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_without_a_run_folder(method: str, workers: int, tmp_path: Path) -> None:
+    """As a Python user does it, with all memory in RAM, and a second checkpoint after going on."""
+    config, checkpoints = small(method, workers=workers), tmp_path / "checkpoints"
+    with build(config, digits()).federation as whole:
+        for _ in range(6):
+            whole.round()
+    for start, end in ((0, 2), (2, 4), (4, 6)):
+        with build(config, digits()).federation as part:
+            kept = Checkpoints(checkpoints, keep=1)
+            assert kept.load(part) == start
+            while part.state.round < end:
+                part.round()
+            kept.save(part)
+            assert {path.name for path in kept.clients.glob("*")} == set(kept.chain[-1].memories)
+    assert torch.equal(part.weights, whole.weights)
 
 
 # Damage
