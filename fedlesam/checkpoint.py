@@ -25,11 +25,13 @@ from fedlesam.engines.serial import Saved
 from fedlesam.federation import Federation
 from fedlesam.journal import Journal
 from fedlesam.messages import apart
+from fedlesam.names import one_line
 from fedlesam.server import ServerState
 from fedlesam.store import anchor_file, client_file
 
 FORMAT = 1
 SLOTS = ("buffers", "perturbation", "correction", "server")
+MANIFEST = re.compile(r"round\d{6,}\.json")
 
 log = logging.getLogger("fedlesam")
 
@@ -70,9 +72,23 @@ class Manifest:
             )
             if manifest.dump() != text:
                 raise ValueError("its checksum is wrong")
+            manifest.check(path)
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise Damaged(f"{path}: is damaged: {error}") from error
         return manifest
+
+    def check(self, path: Path) -> None:
+        """The form of what has the right checksum, so that no number or name in it can lead anywhere else."""
+        seals = [self.state, *self.journals.values(), *self.memories.values()]
+        numbers = [self.round, *self.clients, *self.clients.values(), *(seal.size for seal in seals)]
+        texts = [*self.run.values(), *(seal.sha256 for seal in seals)]
+        if not all(type(n) is int and n >= 0 for n in numbers) or not all(isinstance(text, str) for text in texts):
+            raise ValueError("it is not a description of a checkpoint")
+        if path.name != manifest_file(self.round) or any(round >= self.round for round in self.clients.values()):
+            raise ValueError("it is of another round")
+        names = {client_file(round, client) for client, round in self.clients.items()}
+        if not self.memories.keys() <= names | {anchor_file(round) for round in self.clients.values()}:
+            raise ValueError("it names files that are no client's")
 
 
 class Checkpoints:
@@ -101,7 +117,8 @@ class Checkpoints:
 
     def found(self) -> list[Path]:
         """The manifests, the newest first."""
-        return sorted(self.folder.glob("round*.json"), reverse=True)
+        paths = [path for path in self.folder.glob("round*.json") if MANIFEST.fullmatch(path.name)]
+        return sorted(paths, key=lambda path: (len(path.name), path.name), reverse=True)
 
     def save(self, federation: Federation) -> None:
         """Commit the federation's last round."""
@@ -139,7 +156,7 @@ class Checkpoints:
                 self._check_run(federation, manifest, path)
                 state = self._read_state(manifest, federation.state)
                 if manifest.journals.keys() != self.journals.keys():
-                    raise Damaged(f"{path}: has other journals: {', '.join(manifest.journals)}")
+                    raise Damaged(f"{path}: is damaged: it has other journals than {', '.join(self.journals)}")
                 for name, journal in self.journals.items():
                     journal.check(manifest.journals[name])
                 federation.restore(state, self.clients, Saved(manifest.clients, manifest.memories))
@@ -147,10 +164,9 @@ class Checkpoints:
                 wrong = str(error)
                 log.warning("%s; going back to the checkpoint before", error)
                 continue
-            self.chain = [*reversed(list(self._readable(paths[number + 1 :]))), manifest]
+            self.chain = [*reversed(self._readable(federation, paths[number + 1 :])), manifest]
             self._begin(manifest.journals)
-            for damaged in paths[:number]:
-                damaged.unlink(missing_ok=True)
+            self._unlink(paths[:number])
             self._collect(federation)
             return manifest.round
         if paths:
@@ -158,24 +174,38 @@ class Checkpoints:
                 f"{self.folder}: none of its {len(paths)} checkpoints can be used (the oldest: {wrong}); "
                 "mend the folder, or start the run again with --overwrite"
             )
+        if self.folder.exists() and not self.folder.is_dir():
+            raise ValueError(f"{self.folder}: is not a folder, but checkpoints go there; move it away")
         self._begin({})
+        self._collect(federation)
         return 0
+
+    def newest(self, federation: Federation) -> ServerState | None:
+        """The server's state of the newest good checkpoint, to look at; nothing is changed."""
+        for path in self.found():
+            try:
+                return self._read_state(Manifest.read(path), federation.state)
+            except Damaged as error:
+                log.warning("%s; looking at the checkpoint before", error)
+        return None
 
     def _begin(self, seals: Mapping[str, Seal]) -> None:
         self.records = {name: journal.begin(seals.get(name)) for name, journal in self.journals.items()}
 
     def _manifest(self, round: int) -> Path:
-        return self.folder / f"round{round:06d}.json"
+        return self.folder / manifest_file(round)
 
     def _state(self, round: int) -> Path:
         return self.folder / f"round{round:06d}.safetensors"
 
-    def _readable(self, paths: list[Path]) -> list[Manifest]:
+    def _readable(self, federation: Federation, paths: list[Path]) -> list[Manifest]:
         found = []
         for path in paths:
             try:
-                found.append(Manifest.read(path))
-            except Damaged as error:
+                manifest = Manifest.read(path)
+                self._check_run(federation, manifest, path)
+                found.append(manifest)
+            except ValueError as error:
                 log.warning("%s", error)
         return found
 
@@ -187,37 +217,50 @@ class Checkpoints:
             if ours.get(name) != manifest.run.get(name)
         ]
         if changed:
-            raise ValueError(f"{path}: is a checkpoint of another run ({'; '.join(changed)})")
+            raise ValueError(one_line(f"{path}: is a checkpoint of another run ({'; '.join(changed)})"))
 
     def _read_state(self, manifest: Manifest, like: ServerState) -> ServerState:
         path, device = self._state(manifest.round), like.weights.device
         check_seal(path, manifest.state)
+        parts: dict[str, dict[str, Tensor]] = {slot: {} for slot in SLOTS}
         try:
             tensors = load_file(path, device=str(device))
-        except (OSError, SafetensorError) as error:
-            raise Damaged(f"{path}: is damaged: {error}") from error
-        parts: dict[str, dict[str, Tensor]] = {slot: {} for slot in SLOTS}
-        for name, tensor in tensors.items():
-            slot, _, key = name.partition("/")
-            if key:
+            weights = tensors.pop("weights")
+            for name, tensor in tensors.items():
+                slot, _, key = name.partition("/")
                 parts[slot][key] = tensor
-        return ServerState(manifest.round, tensors["weights"], **parts)
+            if forms({"": weights, **parts["buffers"]}) != forms({"": like.weights, **like.buffers}):
+                raise ValueError("it is of another model")
+        except (OSError, SafetensorError, ValueError, KeyError) as error:
+            raise Damaged(f"{path}: is damaged: {error}") from error
+        return ServerState(manifest.round, weights, **parts)
 
     def _prune(self, federation: Federation) -> None:
         """Forget all but the newest; manifests go first, so that none is left without its files."""
         self.chain = self.chain[-self.keep :]
         kept = {self._manifest(manifest.round) for manifest in self.chain}
-        for path in self.found():
-            if path not in kept:
-                path.unlink(missing_ok=True)
+        self._unlink([path for path in self.found() if path not in kept])
         disk.sync_folder(self.folder)
         self._collect(federation)
+
+    def _unlink(self, manifests: list[Path]) -> None:
+        for path in manifests:
+            if not path.is_dir():
+                path.unlink(missing_ok=True)
 
     def _collect(self, federation: Federation) -> None:
         """Delete what no manifest names, also what an interrupted commit left."""
         files = [file(manifest.round).name for manifest in self.chain for file in (self._manifest, self._state)]
         disk.collect(self.folder, files)
         federation.collect_memories(self.clients, {name for manifest in self.chain for name in manifest.memories})
+
+
+def manifest_file(round: int) -> str:
+    return f"round{round:06d}.json"
+
+
+def forms(tensors: Mapping[str, Tensor]) -> dict[str, object]:
+    return {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
 
 
 def flat(state: ServerState) -> dict[str, Tensor]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedlesam.names import unknown
+from fedlesam.names import one_line, unknown
 
 Value = int | float | str | bool
 
@@ -161,6 +161,9 @@ class RunConfig:
     store: str = option(
         "shared", MACHINE, text, "memory with several workers: shared (in files) or pinned (to a worker)"
     )
+    probe: str | None = option(
+        None, RUN, text, "measure while training: sharpness, hessian, drift or estimate[:every=N,...]; may be repeated"
+    )
     checkpoint_every: int | str = option(
         "300s", MACHINE, interval, "rounds (10) or time (300s, 5min) between checkpoints", "EVERY"
     )
@@ -182,7 +185,7 @@ PROTOCOL: dict[str, dict[str, Value]] = {
 OWN_CLIENTS = ("pooled", "by", "file")
 """Splits that bring their own number of clients."""
 
-NO_MATTER = ("data_dir", "workers", "memory", "store", "checkpoint_every", "keep")
+NO_MATTER = ("data_dir", "workers", "memory", "store", "checkpoint_every", "keep", "probe")
 """Settings that change where and how fast a run is done, not what comes out."""
 
 
@@ -193,7 +196,7 @@ def parse(name: str, value: str, where: str) -> Value:
         return _guess(value)
     try:
         return known.kind(value)
-    except ValueError:
+    except (ValueError, OverflowError):
         raise ValueError(f"{where}: expected {KINDS[known.kind][0]}, got {value!r}") from None
 
 
@@ -221,7 +224,7 @@ def read(path: Path) -> dict[str, Value]:
         table = tomllib.loads(source)
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"config {path}: cannot be read: {error}") from error
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"config {path}: is not TOML: {error}") from error
     hyper = table.pop("hyper", {})
     if not isinstance(hyper, dict):
@@ -235,9 +238,13 @@ def read(path: Path) -> dict[str, Value]:
         if isinstance(value, str):
             table[key] = parse(key, value, f"config {path}{_line(source, key)}: {key}")
     for key, value in hyper.items():
-        if isinstance(value, dict | list) or key in OPTIONS:
-            raise ValueError(f"config {path}{_line(source, key)}: {key} is not a hyper-parameter of a method")
-    return {key: _as_typed(key, value) for key, value in {**table, **hyper}.items()}
+        if not isinstance(value, Value) or key in OPTIONS or not key.isidentifier():
+            shown = key if key.isidentifier() else repr(key)
+            raise ValueError(f"config {path}{_line(source, key)}: {shown} is not a hyper-parameter of a method")
+    try:
+        return {key: _as_typed(key, value) for key, value in {**table, **hyper}.items()}
+    except OverflowError as error:
+        raise ValueError(f"config {path}: holds a number that is too large") from error
 
 
 def _as_typed(key: str, value: Value) -> Value:
@@ -295,7 +302,7 @@ def differences(ours: RunConfig, theirs: RunConfig) -> list[str]:
     """What makes two runs different ones."""
     left, right = _flat(ours), _flat(theirs)
     return [
-        f"{name}: {left.get(name, 'unset')} here, {right.get(name, 'unset')} there"
+        one_line(f"{name}: {left.get(name, 'unset')} here, {right.get(name, 'unset')} there")
         for name in dict.fromkeys([*left, *right])
         if left.get(name) != right.get(name)
     ]

@@ -180,5 +180,5 @@ def _steps(federation: Federation, client: int) -> float:
     local = federation.local
     per_epoch = steps_per_epoch(size_of(federation.clients[client]), local.batch_size, federation.joins_last)
     epochs = local.epochs
-    mean = sum(epochs) / len(epochs) if isinstance(epochs, range) else epochs
+    mean = (epochs[0] + epochs[-1]) / 2 if isinstance(epochs, range) else epochs
     return per_epoch * (mean if isinstance(mean, int | float) else 1)

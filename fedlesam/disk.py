@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import shutil
 import uuid
 from collections.abc import Collection, Iterator, Mapping
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
 PART = ".part"
 """How a file ends that is not finished; one that stays behind was cut off and means nothing."""
 
+
+OURS = re.compile(r"\.?round\d{6,}[-.].*")
+"""The names of files of a round, finished or not."""
 
 MANY = 100
 """Files from which on syncing each costs more than syncing everything."""
@@ -103,10 +107,13 @@ def link(source: Path, path: Path, *, sync: bool = True) -> None:
 
 
 def collect(folder: Path, named: Collection[str]) -> None:
-    """Delete the files of a folder that are not named; what cannot be deleted now is left for the next time."""
+    """Delete the files of rounds in a folder that are not named; what a user put there stays.
+
+    What cannot be deleted now is left for the next time.
+    """
     if folder.is_dir():
         for path in folder.iterdir():
-            if path.name not in named and not path.is_dir():
+            if path.name not in named and OURS.fullmatch(path.name) and (path.is_symlink() or not path.is_dir()):
                 with contextlib.suppress(OSError):
                     path.unlink()
 

@@ -211,6 +211,15 @@ class Federation:
         return self._model.eval()
 
     @property
+    def knows_memories(self) -> bool:
+        """Whether this process can read what every client remembers; a pinned store leaves it with the workers."""
+        return not (self._pinned and self.workers > 1)
+
+    def replica(self) -> FlatModel:
+        """A copy of the global model for somebody who trains beside the federation: its precision, not compiled."""
+        return FlatModel(copy.deepcopy(self.model), "bf16" if self._flat.bf16 else "fp32")
+
+    @property
     def joins_last(self) -> bool:
         """Whether a last batch of one sample joins the one before, as BatchNorm needs."""
         return self._flat.batch_norm

@@ -23,20 +23,32 @@ class Journal:
         """That the file begins with what was sealed."""
         try:
             with self.path.open("rb") as file:
-                content = file.read(seal.size)
+                long_enough = os.fstat(file.fileno()).st_size >= seal.size
+                content = file.read(seal.size) if long_enough else b""
         except OSError as error:
             raise Damaged(f"{self.path}: cannot be read: {error.strerror or error}") from error
-        if len(content) != seal.size or hashlib.sha256(content).hexdigest() != seal.sha256:
+        if not long_enough or hashlib.sha256(content).hexdigest() != seal.sha256:
             raise Damaged(f"{self.path}: is damaged")
 
     def begin(self, seal: Seal | None = None) -> list[dict[str, Any]]:
         """Go on after what was sealed, and return it; without a seal, from nothing."""
         size = 0 if seal is None else seal.size
+        content, records = self._read(size)
         self._handle = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
         os.ftruncate(self._handle, size)
-        content = os.pread(self._handle, size, 0)
         self._digest, self._size = hashlib.sha256(content), size
-        return [json.loads(line) for line in content.splitlines()]
+        return records
+
+    def _read(self, size: int) -> tuple[bytes, list[dict[str, Any]]]:
+        if not size:
+            return b"", []
+        with self.path.open("rb") as file:
+            content = file.read(size)
+        try:
+            records = [json.loads(line) for line in content.splitlines()]
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{self.path}: is not a journal: {error}") from error
+        return content, records
 
     def append(self, record: dict[str, Any]) -> None:
         assert self._handle is not None

@@ -94,6 +94,6 @@ def _take(handle: int, folder: Path) -> None:
 def _about(handle: int) -> dict[str, Any]:
     try:
         about = json.loads(os.pread(handle, 4096, 0))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return about if isinstance(about, dict) else {}

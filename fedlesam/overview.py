@@ -4,8 +4,10 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from fedlesam import lock
+from fedlesam.checks import is_number
 from fedlesam.runs import RunFolder
 
 
@@ -38,10 +40,6 @@ def look_at(folder: RunFolder) -> Overview:
         done = len(records)
         state = "running" if holder is not None else str(summary.get("state", "interrupted"))
         tested = [r["test_accuracy"] for r in records if r.get("test_accuracy") is not None]
-        left = None
-        if holder is not None and done < config.rounds:
-            new, since = done - holder.get("round", 0), holder.get("since")
-            left = (config.rounds - done) * (time.time() - since) / new if new > 0 and since is not None else None
         return Overview(
             path=folder.path,
             algorithm=config.algorithm,
@@ -50,11 +48,18 @@ def look_at(folder: RunFolder) -> Overview:
             round=done,
             rounds=config.rounds,
             accuracy=tested[-1] if tested else None,
-            seconds_left=left,
+            seconds_left=None if holder is None else _seconds_left(holder, done, config.rounds),
             checkpoint_bytes=size_of(folder.checkpoints),
         )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, OSError) as error:
         return Overview(folder.path, "?", "damaged", str(error), 0, 0, None, None, size_of(folder.checkpoints))
+
+
+def _seconds_left(holder: dict[str, Any], done: int, rounds: int) -> float | None:
+    since, first = holder.get("since", ""), holder.get("round", "")
+    if not (is_number(since) and is_number(first)) or not first < done < rounds:
+        return None
+    return float((rounds - done) * (time.time() - since) / (done - first))
 
 
 def size_of(folder: Path) -> int:

@@ -1,6 +1,7 @@
 """One run from its settings to its folder."""
 
 import contextlib
+import filecmp
 import json
 import logging
 import platform
@@ -27,6 +28,9 @@ from fedlesam.interrupt import asked_to_stop
 from fedlesam.journal import Journal
 from fedlesam.lock import locked
 from fedlesam.overview import size_of
+from fedlesam.probes.base import Probe
+from fedlesam.probes.catalogue import attach
+from fedlesam.probes.during import watched
 from fedlesam.runs import RunFolder, State, versions
 
 Watch = Callable[[Record], None]
@@ -76,6 +80,7 @@ def execute(
                     shutil.rmtree(folder.checkpoints, ignore_errors=True)
                 return folder.read_summary()
             experiment = build(config, data, folder=folder.memory, world=world)
+            probes = attach(config.probe, experiment.federation)
             costs.check_fits(costs.predict(config, experiment.federation), config, path, size_of(folder.checkpoints))
             if world is not None:
                 world.broadcast({"do": "ready?"})
@@ -94,7 +99,7 @@ def execute(
             checkpoints, records = _begin(folder, config, experiment)
             held.callback(checkpoints.journals[folder.metrics.name].close)
             tell(experiment.federation.state.round)
-        return _train(folder, config, experiment, checkpoints, records, watch)
+        return _train(folder, config, experiment, checkpoints, records, watch, probes)
 
 
 def _begin(folder: RunFolder, config: RunConfig, experiment: Experiment) -> tuple[Checkpoints, list[dict[str, Any]]]:
@@ -103,14 +108,12 @@ def _begin(folder: RunFolder, config: RunConfig, experiment: Experiment) -> tupl
         part.unlink(missing_ok=True)
     if not folder.config.exists():
         disk.write_text(folder.config, configs.write(config))
-    if not folder.split.exists():
-        with disk.replacing(folder.split) as beside:
-            save_split(experiment.split, experiment.data, beside)
     journal = Journal(folder.metrics)
     about = {"settings": configs.fingerprint(config), "split": experiment.split.hash}
     checkpoints = Checkpoints(folder.checkpoints, config.keep, {folder.metrics.name: journal}, about)
     seen = folder.metrics.read_bytes().count(b"\n") if folder.metrics.exists() else 0
     done = checkpoints.load(experiment.federation)
+    _write_split(folder, experiment)
     _note_versions(folder, done)
     folder.summary.unlink(missing_ok=True)
     if seen and not done:
@@ -127,13 +130,13 @@ def _train(
     checkpoints: Checkpoints,
     records: list[dict[str, Any]],
     watch: Watch | None,
+    probes: list[Probe],
 ) -> dict[str, Any]:
     federation, journal = experiment.federation, checkpoints.journals[folder.metrics.name]
     every, saved, spoken = config.checkpoint_every, time.monotonic(), 0
     try:
         with asked_to_stop(federation.halt):
-            while federation.state.round < config.rounds:
-                record = federation.round()
+            for record in watched(federation, probes, folder.probes, config.rounds):
                 journal.append(record.as_dict())
                 records.append(record.as_dict())
                 spoken = _speak_of(record, spoken)
@@ -185,19 +188,33 @@ def _speak_of(record: Record, spoken: int) -> int:
 
 
 def _check_answers(records: list[dict[str, Any]]) -> None:
-    reasons = {why: i for record in reversed(records) for i, why in record.get("left_out", {}).items()}
-    if all("train_loss" not in record for record in records) and set(reasons) - {DROPOUT}:
-        why, client = next((why, client) for why, client in reversed(reasons.items()) if why != DROPOUT)
-        raise NoAnswers(f"no client ever answered, so nothing was learnt; the first, client {client}: {why}")
+    """Dropout alone is what was asked for."""
+    left_out = (pair for record in records for pair in record.get("left_out", {}).items())
+    failed = next(((client, why) for client, why in left_out if why != DROPOUT), None)
+    if failed is not None and all("train_loss" not in record for record in records):
+        raise NoAnswers(f"no client ever answered, so nothing was learnt; the first, client {failed[0]}: {failed[1]}")
+
+
+def _write_split(folder: RunFolder, experiment: Experiment) -> None:
+    """Nothing is read from the file, so a damaged one would stay."""
+    with disk.replacing(folder.split) as beside:
+        save_split(experiment.split, experiment.data, beside)
+        if folder.split.exists() and not filecmp.cmp(beside, folder.split, shallow=False):
+            log.warning("%s: is not this run's split; written anew", folder.split)
 
 
 def _note_versions(folder: RunFolder, done: int) -> None:
     """What made the numbers; on resume with other versions also those, since the bits may differ then."""
     now = versions()
-    if not done or not folder.versions.exists():
+    began: Any = None
+    if done and folder.versions.exists():
+        try:
+            began = json.loads(folder.versions.read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError) as error:
+            log.warning("%s: is damaged, so with what the run began is not known: %s", folder.versions, error)
+    if not isinstance(began, dict):
         disk.write_json(folder.versions, now)
         return
-    began = json.loads(folder.versions.read_text(encoding="utf-8"))
     changed = [f"{name} {began.get(name)}, now {value}" for name, value in now.items() if began.get(name) != value]
     if changed:
         log.warning(

@@ -5,13 +5,19 @@ import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from fedlesam import config as configs
 from fedlesam import disk, lock
+from fedlesam.checks import is_number
 from fedlesam.config import RunConfig
 
 State = Literal["finished", "interrupted", "stopped"]
+
+NUMBERS = ("train_loss", "test_loss", "test_accuracy", "lr", "seconds", "backward_passes", "bytes_down", "bytes_up")
+"""Of a record, where it has them."""
+TABLES = ("accuracy", "per_client")
+"""Of a summary: numbers by name."""
 
 
 @dataclass(frozen=True)
@@ -49,12 +55,21 @@ class RunFolder:
         return self.path / "metrics.jsonl"
 
     @property
+    def probes(self) -> Path:
+        """What probes measured, a line each."""
+        return self.path / "probes.jsonl"
+
+    @property
     def model(self) -> Path:
         return self.path / "model.safetensors"
 
     @property
     def summary(self) -> Path:
         return self.path / "summary.json"
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        return (self.summary, self.model, self.metrics, self.probes, self.split, self.versions, self.config)
 
     def read_config(self) -> RunConfig:
         return configs.update(RunConfig(), configs.read(self.config))
@@ -65,9 +80,9 @@ class RunFolder:
             return {}
         try:
             summary = json.loads(self.summary.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise ValueError(f"{self.summary}: is not a summary of a run: {error}") from error
-        if not isinstance(summary, dict):
+        if not isinstance(summary, dict) or not _is_summary(summary):
             raise ValueError(f"{self.summary}: is not a summary of a run")
         return summary
 
@@ -76,14 +91,17 @@ class RunFolder:
         if not self.metrics.exists():
             return []
         records = []
-        lines = self.metrics.read_text(encoding="utf-8").splitlines()
+        try:
+            lines = self.metrics.read_bytes().splitlines()
+        except OSError as error:
+            raise ValueError(f"{self.metrics}: cannot be read: {error.strerror}") from error
         for i, line in enumerate(lines):
             try:
-                records.append(json.loads(line))
-            except ValueError as error:
-                if i == len(lines) - 1:
+                records.append(_record(json.loads(line), i))
+            except (ValueError, RecursionError) as error:
+                if i == len(lines) - 1 and not isinstance(error, _NotRecord):
                     break
-                raise ValueError(f"{self.metrics}, line {i + 1}: is not a record of a round: {error}") from error
+                raise ValueError(f"{self.metrics}, line {i + 1}: is not a record of round {i}: {error}") from error
         return records
 
     def claim(self, config: RunConfig, overwrite: bool) -> bool:
@@ -92,6 +110,9 @@ class RunFolder:
             return True
         if not self.config.exists():
             raise ValueError(f"{self.path}: is not empty and not a run folder; choose another with --out")
+        for file in self.files:
+            if file.is_dir():
+                raise ValueError(f"{file}: is a folder, but a file of the run goes there; move it away")
         theirs = self.read_config()
         changed = configs.differences(config, theirs)
         if not changed and self.is_finished():
@@ -122,8 +143,28 @@ class RunFolder:
         """Remove a run: first what could be gone on from, last what says which run it is."""
         shutil.rmtree(self.checkpoints, ignore_errors=True)
         shutil.rmtree(self.memory, ignore_errors=True)
-        for file in (self.summary, self.model, self.metrics, self.split, self.versions, self.config):
+        surfaces = (*self.path.glob("surface-*"), *self.path.glob(".surface-*"))
+        for file in (*surfaces, *self.files):
             file.unlink(missing_ok=True)
+
+
+def _is_summary(summary: dict[str, Any]) -> bool:
+    tables = [summary.get(name, {}) for name in TABLES]
+    numbers = all(isinstance(table, dict) and all(map(is_number, table.values())) for table in tables)
+    return numbers and summary.get("state", "interrupted") in get_args(State)
+
+
+class _NotRecord(ValueError):
+    """JSON, and so not cut off, but of something else."""
+
+
+def _record(record: Any, round: int) -> dict[str, Any]:
+    if not isinstance(record, dict) or record.get("round") != round:
+        raise _NotRecord("it is of something else")
+    for name in NUMBERS:
+        if name in record and not is_number(record[name]):
+            raise _NotRecord(f"{name} is not a number")
+    return record
 
 
 def versions() -> dict[str, str]:

@@ -256,8 +256,8 @@ class Store(Mapping[int, Memory]):
             for name, tensor in own.items():
                 slot, _, key = name.partition(".")
                 parts[slot][key] = tensor
-        except (OSError, SafetensorError, ValueError, KeyError) as error:
-            raise ValueError(f"{path}: the memory of client {client} cannot be read: {error}") from error
+        except (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise disk.Damaged(f"{path}: the memory of client {client} cannot be read: {error}") from error
         return Memory(**parts)
 
 

@@ -9,6 +9,8 @@ import click
 COMMANDS = {
     "run": "train one method into a run folder",
     "compare": "train several methods on the same split and rank them",
+    "probe": "sharpness, curvature and loss surface of finished runs; Theorem 2",
+    "report": "one page of runs: charts, loss surfaces, costs; figures and tables for a paper",
     "split": "divide a data set over clients, look at it, save it",
     "data": "fetch data sets, and check those you have",
     "runs": "the runs in a folder: state, accuracy, time left",
@@ -55,6 +57,7 @@ def cli() -> None:
     A first look:        fedlesam demo
     One method:          fedlesam run --algorithm fedlesam-s --rounds 50
     Several, ranked:     fedlesam compare fedavg fedsam fedlesam --seeds 3
+    Look at them:        fedlesam report runs/x --out report.html
     What there is:       fedlesam list algorithms
 
     Repeat a command to go on with a run that was interrupted, at its last checkpoint.

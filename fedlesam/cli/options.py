@@ -10,6 +10,7 @@ from fedlesam import config as configs
 from fedlesam.config import HYPER, KINDS, OPTIONS, Option, RunConfig, Value
 
 OUTPUT = "Output"
+LIVE = "Live trackers"
 
 
 class Grouped(click.Option):
@@ -91,6 +92,17 @@ def setting(key: str, option: Option, default: Value | None) -> Callable[[Any], 
         flag = key.replace("_", "-")
         names = f"--{flag}/--no-{flag}"
         return click.option(names, key, cls=Grouped, group=option.group, default=None, help=option.help + shown)
+    if key == "probe":
+        return click.option(
+            "--probe",
+            key,
+            cls=Grouped,
+            group=option.group,
+            multiple=True,
+            metavar="NAME[:KEY=VALUE,...]",
+            callback=lambda ctx, param, words: " ".join(words) or None,
+            help=option.help,
+        )
     metavar = option.metavar or ("NAME" if KINDS[option.kind][1] == (str,) else "N")
     return click.option(
         f"--{key.replace('_', '-')}",
@@ -146,6 +158,32 @@ def output(function: Any) -> Any:
         ]
     ):
         function = click.option(*names, cls=Grouped, group=OUTPUT, **keywords)(function)
+    return function
+
+
+def trackers(function: Any) -> Any:
+    """Who else watches the rounds."""
+    flags: list[tuple[str, dict[str, Any]]] = [
+        (
+            "--tensorboard",
+            {
+                "is_flag": False,
+                "flag_value": "",
+                "metavar": "[DIR]",
+                "help": "event files in DIR, or in the run's folder (pip install 'fedlesam[tensorboard]')",
+            },
+        ),
+        ("--mlflow", {"metavar": "URI", "help": "to an MLflow server (pip install 'fedlesam[mlflow]')"}),
+        (
+            "--wandb",
+            {
+                "is_flag": True,
+                "help": "to Weights & Biases; WANDB_MODE=offline needs no account (pip install 'fedlesam[wandb]')",
+            },
+        ),
+    ]
+    for name, keywords in reversed(flags):
+        function = click.option(name, cls=Grouped, group=LIVE, **keywords)(function)
     return function
 
 

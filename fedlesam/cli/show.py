@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 
 import click
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -122,7 +123,7 @@ def print_ranking(rows: list[Row]) -> None:
     base = next((row for row in rows if row.algorithm == "fedavg"), None)
     for place, row in enumerate(rows, 1):
         spread = f" ± {100 * row.spread:.2f}" if row.spread is not None else ""
-        passes = f" {row.backward_passes / base.backward_passes:.1f}x" if base else ""
+        passes = f" {row.backward_passes / base.backward_passes:.1f}x" if base and base.backward_passes else ""
         sent = f" {row.megabytes / base.megabytes:.1f}x" if base else ""
         table.add_row(
             str(place),
@@ -148,5 +149,5 @@ def print_table(columns: list[str], rows: list[list[str]]) -> None:
     for column in columns:
         table.add_column(column, overflow="fold")
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(escape, row))
     wide_enough().print(table)

@@ -46,7 +46,8 @@ class DistributedEngine:
         self.jobs: list[list[int]] = []
         self.remember: list[tuple[int, bool]] = []
         """Who answered, and whether there is anything to remember."""
-        self.told: Tensor | None = None
+        self.told: tuple[int, Tensor] | None = None
+        """The round and the model that the others have; after a round without answers the model is the same."""
 
     def train(self, sent: Broadcast, chosen: Sequence[int]) -> Outcome:
         self._tell(sent)
@@ -159,9 +160,9 @@ class DistributedEngine:
 
     def _tell(self, sent: Broadcast) -> None:
         """The global model and what the rules broadcast with it, once per round."""
-        if self.told is sent.weights:
+        if self.told is not None and self.told[0] == sent.round and self.told[1] is sent.weights:
             return
-        self.told = sent.weights
+        self.told = sent.round, sent.weights
         tensors = {f"buffers/{name}": tensor for name, tensor in sent.buffers.items()}
         for slot in ("perturbation", "correction"):
             tensors |= {f"{slot}/{name}": tensor for name, tensor in getattr(sent, slot).items()}

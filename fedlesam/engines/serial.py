@@ -29,6 +29,11 @@ NOT_THE_CLIENTS = (WorkerLost, MemoryError, torch.OutOfMemoryError)
 """What the machine does wrong: to leave a client out for it would make the results a matter of luck."""
 
 
+def is_the_clients(error: Exception) -> bool:
+    """Whether a client may be left out for it. Out of RAM, PyTorch raises no class of its own."""
+    return not isinstance(error, NOT_THE_CLIENTS) and "can't allocate memory" not in str(error)
+
+
 @dataclass
 class Outcome:
     """The answers of a round, summed, and what they cost."""
@@ -117,8 +122,6 @@ class SerialEngine:
             steps = local_update(self.model, data, rules, local, sent, memory, client=client, seed=self.seed)
             try:
                 answer = finish(steps, before_step)
-            except NOT_THE_CLIENTS:
-                raise
             except Exception as error:
                 error.add_note(f"while training client {client} in round {sent.round}")
                 self.leave_out(client, error)
@@ -127,7 +130,7 @@ class SerialEngine:
 
     def leave_out(self, client: int, error: Exception) -> None:
         """Note why a client is not part of the round, or stop where that was asked for."""
-        if not self.drop:
+        if not (self.drop and is_the_clients(error)):
             raise error
         what = error.what if isinstance(error, NotFinite) else f"{type(error).__name__}: {error}"
         self.left_out[client] = what.splitlines()[0][:LONGEST_REASON]

@@ -15,7 +15,7 @@ from torch.func import functional_call, grad_and_value, vmap
 from fedlesam import seeds
 from fedlesam.checks import NotFinite
 from fedlesam.data.batches import Batches, batch_indices, size_of
-from fedlesam.engines.serial import NOT_THE_CLIENTS, SerialEngine
+from fedlesam.engines.serial import SerialEngine, is_the_clients
 from fedlesam.messages import Answer, Broadcast, Memory
 from fedlesam.rules.base import LocalResult
 from fedlesam.vectors import CLIP_EPS
@@ -49,10 +49,10 @@ class StackedEngine(SerialEngine):
                     continue
                 try:
                     answers = self.together(sent, group, size, epochs, before_step)
-                except (NotStackable, *NOT_THE_CLIENTS):
+                except NotStackable:
                     raise
-                except Exception:
-                    if not self.drop:
+                except Exception as error:
+                    if not (self.drop and is_the_clients(error)):
                         raise
                     yield from super().answers(sent, group, before_step)  # one by one: who fails, and who does not
                 else:
