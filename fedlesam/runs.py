@@ -101,7 +101,7 @@ class RunFolder:
             except (ValueError, RecursionError) as error:
                 if i == len(lines) - 1 and not isinstance(error, _NotRecord):
                     break
-                raise ValueError(f"{self.metrics}, line {i + 1}: is not a record of round {i}: {error}") from error
+                raise ValueError(f"{self.metrics}, line {i + 1}: is not a record of a round: {error}") from error
         return records
 
     def claim(self, config: RunConfig, overwrite: bool) -> bool:
@@ -160,7 +160,7 @@ class _NotRecord(ValueError):
 
 def _record(record: Any, round: int) -> dict[str, Any]:
     if not isinstance(record, dict) or record.get("round") != round:
-        raise _NotRecord("it is of something else")
+        raise _NotRecord(f"it is not of round {round}")
     for name in NUMBERS:
         if name in record and not is_number(record[name]):
             raise _NotRecord(f"{name} is not a number")

@@ -63,6 +63,7 @@ OTHER: dict[str, Any] = {
     "store": "pinned",
     "checkpoint_every": "2.5min",
     "keep": 5,
+    "probe": "sharpness:every=5 drift",
     "device": "cpu",
 }
 
@@ -124,7 +125,7 @@ def test_resolve_settles_everything() -> None:
     assert config.lr_decay == 0.9995
     assert config.threads == torch.get_num_threads()
     assert config.hyper == {"lam": 0.1, "lr_g": 1.0}
-    assert [name for name in OPTIONS if getattr(config, name) is None] == ["data_dir"]
+    assert [name for name in OPTIONS if getattr(config, name) is None] == ["data_dir", "probe"]
     assert resolve(RunConfig(algorithm="fedsam")).lr_decay == 0.998
     assert resolve(RunConfig(lr_decay=0.5)).lr_decay == 0.5
     assert resolve(RunConfig(threads=3)).threads == 3

@@ -196,7 +196,7 @@ def show_table(draw: random.Random, path: Path) -> None:
 def test_rounds_in_another_order_are_refused(scene: Scene, order: tuple[int, ...]) -> None:
     lines = text_of(scene.trees["finished"], "metrics.jsonl").splitlines(keepends=True)
     make_tree(scene.path, {**scene.trees["finished"], "metrics.jsonl": b"".join(lines[i] for i in order)})
-    with pytest.raises(ValueError, match=r"metrics\.jsonl, line \d: is not a record of round \d"):
+    with pytest.raises(ValueError, match=r"metrics\.jsonl, line \d: is not a record of a round: it is not of round \d"):
         read_run(scene.path)
 
 

@@ -2,7 +2,7 @@
 
     python docs/results/cifar10-geometry/run.py --data-dir DIR --out runs/cifar10-geometry
 
-Stopped and started again it goes on: finished runs are read, a surface goes on at its last point. It trains one run
+Stopped and started again it goes on: a run at its last checkpoint, a surface at its last point. It trains one run
 after the other, then measures all final models with the same samples, and draws the figures.
 """
 
@@ -65,9 +65,7 @@ def train(runs: dict[str, RunConfig], out: Path, data: DataSet, quiet: bool) -> 
     display = Display(quiet)
     with display.open():
         for name, config in runs.items():
-            folder = RunFolder(out / name)
-            begun = folder.config.exists() and folder.read_summary().get("state") != "finished"
-            execute(config, folder.path, overwrite=begun, watch=display.watch(name, config.rounds), data=data)
+            execute(config, out / name, watch=display.watch(name, config.rounds), data=data)
 
 
 def measure(runs: dict[str, RunConfig], out: Path, data: DataSet, args: argparse.Namespace) -> None:
