@@ -2,6 +2,9 @@
 
 import sys
 
+LARGEST = 1e30
+"""Of a setting: its products with others must still be numbers in single precision."""
+
 
 def is_number(value: object) -> bool:
     """A finite one that a float can hold."""
@@ -18,6 +21,8 @@ def check_number(
     inside = (above is None or value > above) and (at_least is None or value >= at_least)
     if not (is_number(value) and inside):
         raise ValueError(f"{owner}: {name} must be {bound}, got {value}")
+    if abs(value) > LARGEST:
+        raise ValueError(f"{owner}: {name} must be at most {LARGEST:g}, got {value}")
 
 
 def check_count(owner: str, name: str, value: object, at_least: int = 1) -> None:

@@ -234,7 +234,7 @@ def read(path: Path) -> dict[str, Value]:
             raise ValueError(f"config {path}{_line(source, key)}: {unknown('setting', key, [*OPTIONS, 'hyper'])}")
         kind, types = KINDS[OPTIONS[key].kind]
         if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
-            raise ValueError(f"config {path}{_line(source, key)}: {key} must be {kind}, got {value!r}")
+            raise ValueError(f"config {path}{_line(source, key)}: {key} must be {kind}, got {_shown(value)}")
         if isinstance(value, str):
             table[key] = parse(key, value, f"config {path}{_line(source, key)}: {key}")
     for key, value in hyper.items():
@@ -251,6 +251,14 @@ def _as_typed(key: str, value: Value) -> Value:
     """TOML's `1` where a number is meant is `1.0`, as it is on the command line."""
     known = OPTIONS.get(key) or HYPER.get(key)
     return float(value) if known is not None and known.kind is number and type(value) is int else value
+
+
+def _shown(value: object) -> str:
+    """Python does not write numbers beyond some thousand digits."""
+    try:
+        return repr(value)
+    except ValueError:
+        return "a number with thousands of digits"
 
 
 def _line(source: str, key: str) -> str:

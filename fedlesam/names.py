@@ -44,8 +44,8 @@ def imported(kind: str, path: str) -> Any:
 
 
 def one_line(text: str) -> str:
-    """For a message that repeats what a file says."""
-    return " ".join(text.splitlines())
+    """For a message that repeats what a file says, which may be anything."""
+    return "".join(letter if letter.isprintable() else " " for letter in text)
 
 
 def file_name(text: str) -> str:

@@ -46,6 +46,7 @@ def fuzz(kind: str, cases: int, attempt: Callable[[random.Random], str]) -> Coun
         except Exception as error:
             first = first or error
             failures.append(f"FEDLESAM_CASE={number}: {type(error).__name__}: {error}"[:600])
+            print(f"\nfuzz {kind}: {failures[-1]}", flush=True)
     seconds = time.perf_counter() - began
     counts = ", ".join(f"{outcome} {count}" for outcome, count in sorted(outcomes.items()))
     print(f"\nfuzz {kind}: {len(numbers)} cases, {counts}, failures {len(failures)}, {seconds:.0f} s", flush=True)

@@ -55,6 +55,7 @@ def source_of(name: str, data_dir: Path | None) -> "Source":
 
 
 def from_source(name: str, source: "Source") -> "DataSet":
+    import numpy as np
     import torch
 
     from fedlesam.data.augment import flip_and_crop
@@ -64,7 +65,7 @@ def from_source(name: str, source: "Source") -> "DataSet":
     prepared = prepare(source)
     known = OFFICIAL.get(name)
     part: Callable[[str], Images] = lambda which: Images(  # noqa: E731
-        *(torch.from_numpy(prepared.arrays.named()[f"{which}_{axis}"]) for axis in "xy")
+        *(torch.from_numpy(np.require(prepared.arrays.named()[f"{which}_{axis}"], requirements="W")) for axis in "xy")
     )
     return DataSet(
         name=name,

@@ -90,7 +90,7 @@ def _by_file(path: Path, samples: int) -> Split:
         raise ValueError(one_line(f"split by:{path}: cannot read the client ids: {error}")) from error
     if len(owners) != samples:
         raise ValueError(f"split by:{path}: has {len(owners)} client ids, the training set has {samples} samples")
-    whole = all(str(owner).removeprefix("-").isdecimal() for owner in owners)
+    whole = all(str(owner).removeprefix("-").isdecimal() and len(str(owner)) < 19 for owner in owners)
     return splits.by_owner([int(owner) for owner in owners] if whole else owners, f"by:{path}")
 
 

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from fedlesam.names import one_line
+
 _DTYPES: dict[str, np.dtype[Any]] = {"u1": np.dtype("u1"), "i4": np.dtype("<i4"), "i8": np.dtype("<i8")}
 
 
@@ -100,7 +102,8 @@ class _Restricted(pickle._Unpickler):
         try:
             return _NAMES[module, name]
         except KeyError:
-            raise _Foreign(f"names the foreign class {module}.{name}; refused, nothing of it was run") from None
+            what = one_line(f"{module}.{name}")
+            raise _Foreign(f"names the foreign class {what}; refused, nothing of it was run") from None
 
     def build(self) -> None:
         state = self.stack.pop()
@@ -153,7 +156,9 @@ def safe_loads(data: bytes, where: str) -> dict[str, Any]:
         raise ValueError(f"{where}: {error}; get the official file") from None
     except (Exception, RecursionError) as error:
         reason = str(error) if type(error) is ValueError else f"{type(error).__name__}: {error}"
-        raise ValueError(f"{where}: not a readable pickle ({reason}); truncated or damaged, get it again") from error
+        raise ValueError(
+            f"{where}: not a readable pickle ({one_line(reason)}); truncated or damaged, get it again"
+        ) from error
     if not isinstance(loaded, dict):
         raise ValueError(f"{where}: holds a {type(loaded).__name__}, not a dictionary; this is not the official file")
     return {_text(key): value.value if isinstance(value, _Array) else value for key, value in loaded.items()}
