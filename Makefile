@@ -4,14 +4,16 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help demo test test-extras test-slow check format bench bench-peers clean
+.PHONY: help demo test test-extras test-slow torture check format bench bench-peers clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo    compare five methods on embedded data, with pictures (about two minutes, set-up included)"
 	@echo "make test    lint, types and the test suite"
-	@echo "make test-extras  the tests of optional packages (installs the packages)"
+	@echo "make test-extras  the tests of optional packages (Flower too), and of the report in a browser (installs the packages)"
 	@echo "make test-slow  the tests that take minutes"
+	@echo "make torture    kill runs a thousand times at random instants and compare what they resume to (KILLS, SEED, JOBS),"
+	@echo "                and damage 100,000 files, each of which must be refused or restored to the bit"
 	@echo "make check   lint and types only"
 	@echo "make format  rewrite the code in the house style"
 	@echo "make bench   speed and memory against the bare PyTorch loop (about half an hour on an idle machine)"
@@ -49,6 +51,10 @@ test-extras: $(VENV)/.installed-extras
 
 test-slow: check
 	$(BIN)/pytest -m slow
+
+torture: $(VENV)/.installed-dev
+	$(BIN)/python tests/reliability/torture.py
+	FEDLESAM_TORTURE=1 $(BIN)/pytest -s tests/data/test_data_fuzz.py tests/reliability -k "fuzz"
 
 format: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix .

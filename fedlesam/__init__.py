@@ -6,6 +6,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from fedlesam import algorithms as algorithms
+    from fedlesam import probes as probes
     from fedlesam.algorithms import Algorithm as Algorithm
     from fedlesam.checks import NotFinite as NotFinite
     from fedlesam.federation import Federation as Federation
@@ -20,7 +21,7 @@ _HOMES = {
     "Record": "fedlesam.federation",
 }
 
-__all__ = ["Algorithm", "Federation", "LocalTraining", "NotFinite", "Record", "algorithms"]
+__all__ = ["Algorithm", "Federation", "LocalTraining", "NotFinite", "Record", "algorithms", "probes"]
 
 
 def __getattr__(name: str) -> Any:
@@ -29,6 +30,6 @@ def __getattr__(name: str) -> Any:
 
     if name in _HOMES:
         return getattr(importlib.import_module(_HOMES[name]), name)
-    if name in ("algorithms", "rules"):
+    if name in ("algorithms", "probes", "rules"):
         return importlib.import_module(f"fedlesam.{name}")
     raise AttributeError(f"module 'fedlesam' has no attribute {name!r}")

@@ -8,7 +8,7 @@ import torch
 
 from fedlesam import lookup
 from fedlesam.checks import check_count
-from fedlesam.config import RunConfig
+from fedlesam.config import RunConfig, seconds_of
 from fedlesam.data import catalogue
 from fedlesam.data.dataset import DataSet
 from fedlesam.data.split_names import make_split
@@ -58,6 +58,10 @@ def build(
     device = place(config.device)
     check_count("run", "rounds", config.rounds)
     check_count("run", "seed", config.seed, at_least=0)
+    check_count("run", "keep", config.keep)
+    every = config.checkpoint_every
+    if not (every if isinstance(every, int) else seconds_of(every)):
+        raise ValueError(f"run: checkpoint_every must be at least a round or some time, got {every}")
     algorithm = lookup.get(config.algorithm, **config.hyper)
     local = LocalTraining(
         lr=config.lr,
@@ -86,6 +90,9 @@ def build(
         weighting=config.weighting,  # type: ignore[arg-type]
         evaluate_every=config.evaluate_every,
         per_client=config.per_client,
+        dropout=config.dropout,
+        max_update_norm=config.max_update_norm or None,
+        on_client_error=config.on_client_error,  # type: ignore[arg-type]
         precision=config.precision,  # type: ignore[arg-type]
         compile=config.compile,
         engine=config.engine,  # type: ignore[arg-type]

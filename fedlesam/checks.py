@@ -1,6 +1,11 @@
 """Refuse a number that cannot be meant, naming its owner, its name and its value."""
 
-import math
+import sys
+
+
+def is_number(value: object) -> bool:
+    """A finite one that a float can hold."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
 def check_number(
@@ -11,13 +16,13 @@ def check_number(
         raise ValueError(f"{owner}: {name} must be a number, got {value!r}")
     bound = f"above {above:g}" if above is not None else f"at least {at_least:g}" if at_least is not None else "finite"
     inside = (above is None or value > above) and (at_least is None or value >= at_least)
-    if not (math.isfinite(value) and inside):
+    if not (is_number(value) and inside):
         raise ValueError(f"{owner}: {name} must be {bound}, got {value}")
 
 
 def check_count(owner: str, name: str, value: object, at_least: int = 1) -> None:
-    """A ValueError unless `value` is a whole number from `at_least`."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
+    """A ValueError unless `value` is a whole number from `at_least` that fits into 64 bits."""
+    if isinstance(value, bool) or not isinstance(value, int) or not at_least <= value < 2**63:
         raise ValueError(f"{owner}: {name} must be a whole number from {at_least}, got {value!r}")
 
 
@@ -28,11 +33,10 @@ def check_choice(owner: str, name: str, value: object, choices: tuple[str, ...])
 
 
 class NotFinite(ArithmeticError):
-    """A client's loss or update is no longer a number; says whose, so that a run can stop at its last good round."""
+    """A client's numbers have exploded; says how and whose, so that it can be left out or the run can stop."""
 
     def __init__(self, what: str, round: int, client: int) -> None:
         super().__init__(
-            f"round {round}, client {client}: {what} is not finite; "
-            "lower the learning rate or rho, or clip at a smaller norm"
+            f"round {round}, client {client}: {what}; lower the learning rate or rho, or clip at a smaller norm"
         )
         self.what, self.round, self.client = what, round, client

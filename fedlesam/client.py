@@ -90,7 +90,7 @@ def local_update(
         seeds.reseed_torch(mask_seed, model.device)
         step.loss = model.backward(local.loss, x, y)
         if not math.isfinite(step.loss):
-            raise NotFinite(f"the loss of step {steps}", sent.round, client)
+            raise NotFinite(f"the loss of step {steps} is not finite", sent.round, client)
         yield step
 
         gradients = model.gradients()
@@ -103,7 +103,7 @@ def local_update(
 
     result = LocalResult(v - start, steps, lr)
     if not all(math.isfinite(end) for end in result.update.aminmax()):
-        raise NotFinite("the update", sent.round, client)
+        raise NotFinite("the update is not finite", sent.round, client)
     after = Memory(rule.remember(anchor, mine), correction.remember(memory.correction, sent.correction, result))
     return Answer(
         client=client,

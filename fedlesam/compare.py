@@ -11,6 +11,7 @@ from fedlesam.build import build, load_data
 from fedlesam.config import RunConfig
 from fedlesam.federation import Record
 from fedlesam.names import file_name
+from fedlesam.probes.catalogue import attach, fitting
 from fedlesam.report import pictures
 from fedlesam.report.read import Run, read_run
 from fedlesam.runner import execute
@@ -24,11 +25,15 @@ def plan(base: RunConfig, algorithms: list[str], seeds: int) -> list[RunConfig]:
     for name in base.hyper:
         if not any(name in known for known in takes.values()):
             raise ValueError(f"none of {', '.join(algorithms)} takes {name}")
+    probes = {name: fitting(base.probe, lookup.get(name)) for name in algorithms}
+    if base.probe not in probes.values():
+        raise ValueError(f"drift: none of {', '.join(algorithms)} has a perturbation; leave the probe out")
     plans = []
     for algorithm in algorithms:
         hyper = {name: value for name, value in base.hyper.items() if name in takes[algorithm]}
+        method = dataclasses.replace(base, algorithm=algorithm, hyper=hyper, probe=probes[algorithm])
         for seed in range(base.seed, base.seed + seeds):
-            plans.append(configs.resolve(dataclasses.replace(base, algorithm=algorithm, hyper=hyper, seed=seed)))
+            plans.append(configs.resolve(dataclasses.replace(method, seed=seed)))
     return plans
 
 
@@ -49,7 +54,8 @@ def compare(
     open_runs = [config for config in plans if RunFolder(folder_of(out, config)).claim(config, overwrite)]
     data = load_data(plans[0]) if open_runs else None
     for config in {config.algorithm: config for config in open_runs}.values():
-        build(config, data)  # refuses what cannot work with one method before another one has been trained
+        # refuses what cannot work with one method before another one has been trained
+        attach(config.probe, build(config, data).federation)
     for config in open_runs:
         execute(config, folder_of(out, config), overwrite=overwrite, watch=watch(config), data=data)
     return [read_run(folder_of(out, config)) for config in plans]

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedlesam.names import unknown
+from fedlesam.names import one_line, unknown
 
 Value = int | float | str | bool
 
@@ -58,6 +58,24 @@ def epoch_range(value: str) -> int | str:
     return int(value)
 
 
+def interval(value: str) -> int | str:
+    """`10` rounds, or a time such as `300s`, `5min` or `1h`."""
+    if re.fullmatch(r"\d+", value):
+        return int(value)
+    seconds_of(value)
+    return value
+
+
+def seconds_of(interval: int | str) -> float | None:
+    """An interval's seconds; None if it is a number of rounds."""
+    if isinstance(interval, int):
+        return None
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|sec|m|min|h)", interval.strip())
+    if not match:
+        raise ValueError(interval)
+    return float(match[1]) * {"s": 1, "m": 60, "h": 3600}[match[2][0]]
+
+
 KINDS: dict[Callable[[str], Value], tuple[str, tuple[type, ...]]] = {
     whole: ("a whole number", (int,)),
     number: ("a number", (int, float)),
@@ -66,6 +84,7 @@ KINDS: dict[Callable[[str], Value], tuple[str, tuple[type, ...]]] = {
     byte_size: ("a size such as 4GB or 500MB", (int,)),
     active_clients: ("a count such as 10, or a share such as 0.1 or 10%", (int, float, str)),
     epoch_range: ("a whole number, or a range such as 1-5", (int, str)),
+    interval: ("rounds such as 10, or a time such as 300s, 5min or 1h", (int, str)),
 }
 
 
@@ -125,6 +144,11 @@ class RunConfig:
     weighting: str = option("clients", RUN, text, "average over clients, or by their examples")
     evaluate_every: int = option(1, RUN, whole, "rounds between two evaluations on the test set")
     per_client: bool = option(False, RUN, switch, "also the accuracy on every client's own mixture of classes")
+    dropout: float = option(0.0, RUN, number, "probability that an active client never answers", "P")
+    max_update_norm: float = option(0.0, RUN, number, "leave out updates with a larger norm; 0 never does", "NORM")
+    on_client_error: str = option(
+        "drop", RUN, text, "a client that raises or whose numbers explode: drop it from the round, or stop"
+    )
     seed: int = option(0, RUN, whole, "the same seed and threads give the same bits")
     precision: str = option("fp32", RUN, text, "fp32, or bf16 for forward passes under autocast")
     engine: str = option("plain", RUN, text, "plain, or stacked: clients of a small model as one computation")
@@ -137,6 +161,13 @@ class RunConfig:
     store: str = option(
         "shared", MACHINE, text, "memory with several workers: shared (in files) or pinned (to a worker)"
     )
+    probe: str | None = option(
+        None, RUN, text, "measure while training: sharpness, hessian, drift or estimate[:every=N,...]; may be repeated"
+    )
+    checkpoint_every: int | str = option(
+        "300s", MACHINE, interval, "rounds (10) or time (300s, 5min) between checkpoints", "EVERY"
+    )
+    keep: int = option(2, MACHINE, whole, "checkpoints kept; an older one stands in for a damaged one", "N")
     device: str = option("auto", MACHINE, text, "auto, cpu, cuda or cuda:i")
 
 
@@ -154,7 +185,7 @@ PROTOCOL: dict[str, dict[str, Value]] = {
 OWN_CLIENTS = ("pooled", "by", "file")
 """Splits that bring their own number of clients."""
 
-NO_MATTER = ("data_dir", "workers", "memory", "store")
+NO_MATTER = ("data_dir", "workers", "memory", "store", "checkpoint_every", "keep", "probe")
 """Settings that change where and how fast a run is done, not what comes out."""
 
 
@@ -165,7 +196,7 @@ def parse(name: str, value: str, where: str) -> Value:
         return _guess(value)
     try:
         return known.kind(value)
-    except ValueError:
+    except (ValueError, OverflowError):
         raise ValueError(f"{where}: expected {KINDS[known.kind][0]}, got {value!r}") from None
 
 
@@ -193,7 +224,7 @@ def read(path: Path) -> dict[str, Value]:
         table = tomllib.loads(source)
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"config {path}: cannot be read: {error}") from error
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"config {path}: is not TOML: {error}") from error
     hyper = table.pop("hyper", {})
     if not isinstance(hyper, dict):
@@ -207,9 +238,13 @@ def read(path: Path) -> dict[str, Value]:
         if isinstance(value, str):
             table[key] = parse(key, value, f"config {path}{_line(source, key)}: {key}")
     for key, value in hyper.items():
-        if isinstance(value, dict | list) or key in OPTIONS:
-            raise ValueError(f"config {path}{_line(source, key)}: {key} is not a hyper-parameter of a method")
-    return {key: _as_typed(key, value) for key, value in {**table, **hyper}.items()}
+        if not isinstance(value, Value) or key in OPTIONS or not key.isidentifier():
+            shown = key if key.isidentifier() else repr(key)
+            raise ValueError(f"config {path}{_line(source, key)}: {shown} is not a hyper-parameter of a method")
+    try:
+        return {key: _as_typed(key, value) for key, value in {**table, **hyper}.items()}
+    except OverflowError as error:
+        raise ValueError(f"config {path}: holds a number that is too large") from error
 
 
 def _as_typed(key: str, value: Value) -> Value:
@@ -267,7 +302,7 @@ def differences(ours: RunConfig, theirs: RunConfig) -> list[str]:
     """What makes two runs different ones."""
     left, right = _flat(ours), _flat(theirs)
     return [
-        f"{name}: {left.get(name, 'unset')} here, {right.get(name, 'unset')} there"
+        one_line(f"{name}: {left.get(name, 'unset')} here, {right.get(name, 'unset')} there")
         for name in dict.fromkeys([*left, *right])
         if left.get(name) != right.get(name)
     ]
@@ -275,8 +310,12 @@ def differences(ours: RunConfig, theirs: RunConfig) -> list[str]:
 
 def identity(config: RunConfig) -> str:
     """A short name for what the run computes, the same for the same settings."""
-    settings = {name: value for name, value in _flat(config).items() if name != "threads"}
-    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:8]
+    return fingerprint(dataclasses.replace(config, threads=None))[:8]
+
+
+def fingerprint(config: RunConfig) -> str:
+    """The same for runs with the same bits."""
+    return hashlib.sha256(json.dumps(_flat(config), sort_keys=True).encode()).hexdigest()
 
 
 def _flat(config: RunConfig) -> dict[str, Value]:

@@ -74,6 +74,10 @@ class Prediction:
     """All processes of this machine, without the data set and the activations of a forward pass."""
     disk: int
     """Memory beyond the budget, and the results."""
+    checkpoint: int
+    """One of them: what the server and all clients remember."""
+    checkpoints: int
+    """The most they take together, while a new one is written beside those kept; they share what did not change."""
 
 
 def predict(config: RunConfig, federation: Federation) -> Prediction:
@@ -85,7 +89,7 @@ def predict(config: RunConfig, federation: Federation) -> Prediction:
     workers = federation.workers
     shared = workers > 1 and config.store == "shared"
     anchors = round(cost.shared * vector * anchors_alive(n, k, config.rounds, 1 if shared else workers))
-    memory = private + anchors
+    memory, server = private + anchors, round(cost.server * vector) + buffers
     in_files = memory if shared else max(0, memory - config.memory)
     fresh = 0 if shared or not config.memory else k * round((cost.stored - 1 - cost.shared) * vector)
     here = min(workers, int(os.environ.get("LOCAL_WORLD_SIZE", workers)))
@@ -103,7 +107,15 @@ def predict(config: RunConfig, federation: Federation) -> Prediction:
         client_memory=memory,
         ram=round(here * (PROCESS_BYTES + working) + cost.server * vector) + memory - in_files + fresh,
         disk=in_files + 2 * vector,
+        checkpoint=memory + server,
+        checkpoints=memory + server + round(config.keep * (_changed(config, k / n) * memory + server)),
     )
+
+
+def _changed(config: RunConfig, active: float) -> float:
+    """The largest share of the clients' memory that changes between two checkpoints; by time it may be all of it."""
+    every = config.checkpoint_every
+    return min(1.0, active * every) if isinstance(every, int) else 1.0
 
 
 def anchors_alive(clients: int, active: int, rounds: int, holders: int = 1) -> float:
@@ -118,7 +130,7 @@ def anchors_alive(clients: int, active: int, rounds: int, holders: int = 1) -> f
     return total * min(holders, active)
 
 
-def check_fits(predicted: Prediction, config: RunConfig, folder: Path) -> None:
+def check_fits(predicted: Prediction, config: RunConfig, folder: Path, taken: int = 0) -> None:
     """Refuse a run that this machine cannot hold, and say what would fit."""
     if 0 < config.memory < predicted.one_client:
         raise ValueError(
@@ -136,12 +148,12 @@ def check_fits(predicted: Prediction, config: RunConfig, folder: Path) -> None:
             f"the run needs {size(predicted.ram)} of RAM, {size(ram)} are free: it would fit with {remedy}"
         )
     existing = next(parent for parent in (folder.resolve(), *folder.resolve().parents) if parent.exists())
-    free = shutil.disk_usage(existing).free
-    in_ram = config.workers == 1 or config.store == "pinned"
-    if predicted.disk > free:
+    free = shutil.disk_usage(existing).free + taken
+    if predicted.disk + predicted.checkpoints > free:
+        fewer = config.keep > 1 and predicted.disk + 2 * predicted.checkpoint <= free
         raise ValueError(
-            f"the run needs {size(predicted.disk)} of disk in {folder}, {size(free)} are free: choose another --out"
-            + (f", or --memory {size(config.memory + 1.01 * (predicted.disk - free))}" if in_ram else "")
+            f"the run needs {size(predicted.disk)} of disk in {folder} and up to {size(predicted.checkpoints)} for "
+            f"checkpoints, {size(free)} are free: choose another --out{', or --keep 1' if fewer else ''}"
         )
 
 
@@ -168,5 +180,5 @@ def _steps(federation: Federation, client: int) -> float:
     local = federation.local
     per_epoch = steps_per_epoch(size_of(federation.clients[client]), local.batch_size, federation.joins_last)
     epochs = local.epochs
-    mean = sum(epochs) / len(epochs) if isinstance(epochs, range) else epochs
+    mean = (epochs[0] + epochs[-1]) / 2 if isinstance(epochs, range) else epochs
     return per_epoch * (mean if isinstance(mean, int | float) else 1)

@@ -1,5 +1,6 @@
 """Loss and accuracy of a global model on data it was not trained on."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -34,11 +35,19 @@ class BatchScore:
 
 
 @torch.no_grad()
-def score_batches(model: FlatModel, data: Batches, loss: Loss, part: int = 0, parts: int = 1) -> list[BatchScore]:
-    """Every `parts`-th batch, from number `part` on."""
+def score_batches(
+    model: FlatModel,
+    data: Batches,
+    loss: Loss,
+    part: int = 0,
+    parts: int = 1,
+    check: Callable[[], None] = lambda: None,
+) -> list[BatchScore]:
+    """Every `parts`-th batch, from number `part` on; `check` is called before each and may raise."""
     model.module.eval()
     scores = []
     for number in range(part, -(-len(data) // BATCH), parts):
+        check()
         start = number * BATCH
         x, y = data.fetch(torch.arange(start, min(start + BATCH, len(data))), seed=0)
         output = model.forward(x)

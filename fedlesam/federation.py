@@ -5,10 +5,11 @@ import dataclasses
 import functools
 import math
 import shutil
+import signal
 import tempfile
 import time
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -20,17 +21,21 @@ from torch import Tensor, nn
 
 from fedlesam import evaluation, lookup, seeds
 from fedlesam.algorithms import Algorithm
-from fedlesam.checks import check_choice, check_count
+from fedlesam.checks import check_choice, check_count, check_number
 from fedlesam.data.batches import Batches, ClientData, check_client, known_labels
 from fedlesam.engines.distributed import DistributedEngine, follow
-from fedlesam.engines.serial import SerialEngine
+from fedlesam.engines.serial import Saved, SerialEngine
 from fedlesam.engines.stacked import StackedEngine
 from fedlesam.engines.world import WorkerLost, World, start_local
 from fedlesam.evaluation import Evaluation, PerClient
+from fedlesam.interrupt import Halt, Interrupted
 from fedlesam.local import LocalTraining
 from fedlesam.models.flat import FlatModel, Precision
 from fedlesam.server import ServerState, server_step
 from fedlesam.store import Store
+
+DROPOUT = "dropout"
+"""The reason of a client that never answers because it was drawn to."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +46,7 @@ class Record:
     """From 0, as t in the learning rate lr * decay ** t."""
     active: list[int]
     train_loss: float
-    """Mean over the active clients of the mean over their local steps."""
+    """Mean over the clients that answered of the mean over their local steps; NaN if nobody did."""
     test_loss: float | None
     test_accuracy: float | None
     lr: float
@@ -51,13 +56,17 @@ class Record:
     bytes_down: int
     bytes_up: int
     divergence: float
-    """Mean over the active clients of norm(v_i - w_next) ** 2."""
+    """Mean over the clients that answered of norm(v_i - w_next) ** 2; NaN if nobody did."""
     per_client: PerClient | None = None
     """Test accuracy on every client's own mixture of classes, when asked for and evaluated."""
+    left_out: dict[int, str] | None = None
+    """The active clients that are not part of the round, and why: dropout, an error, an update that exploded."""
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON: what was not measured, or is not a number JSON has, is left out."""
         known = {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
+        if self.left_out:
+            known["left_out"] = {str(client): why for client, why in self.left_out.items()}
         return {k: v for k, v in known.items() if not (isinstance(v, float) and not math.isfinite(v))}
 
 
@@ -88,6 +97,10 @@ class Federation:
     the worker that trained the client (`store="pinned"`). `precision="bf16"` runs forward passes under autocast, and
     `compile` puts the model through torch.compile. `engine="stacked"` trains the clients of a small model as one
     batched computation, with the same results to rounding.
+
+    `dropout` is the probability that an active client never answers. A client that raises, whose numbers are not finite
+    or whose update has a norm above `max_update_norm` raises here; with `on_client_error="drop"` it is left out of the
+    round instead, keeps its memory, and the record says why.
     """
 
     def __init__(
@@ -104,6 +117,9 @@ class Federation:
         weighting: Literal["clients", "examples"] = "clients",
         evaluate_every: int = 1,
         per_client: bool = False,
+        dropout: float = 0.0,
+        max_update_norm: float | None = None,
+        on_client_error: Literal["drop", "stop"] = "stop",
         precision: Precision = "fp32",
         compile: bool = False,
         engine: Literal["plain", "stacked"] = "plain",
@@ -123,6 +139,12 @@ class Federation:
         check_choice("Federation", "store", store, ("shared", "pinned"))
         check_choice("Federation", "engine", engine, ("plain", "stacked"))
         check_choice("Federation", "precision", precision, ("fp32", "bf16"))
+        check_choice("Federation", "on_client_error", on_client_error, ("drop", "stop"))
+        check_number("Federation", "dropout", dropout, at_least=0)
+        if dropout > 1:
+            raise ValueError(f"Federation: dropout is a probability, from 0 to 1, got {dropout}")
+        if max_update_norm is not None:
+            check_number("Federation", "max_update_norm", max_update_norm, above=0)
         if threads is not None:
             check_count("Federation", "threads", threads)
         if memory is not None:
@@ -145,7 +167,8 @@ class Federation:
             check_client(test, "the test set")
         self.clients, self.local, self.seed = clients, local or LocalTraining(), seed
         self.active, self.weighting = count_active(active, len(clients)), weighting
-        self.evaluate_every = evaluate_every
+        self.evaluate_every, self.dropout = evaluate_every, dropout
+        self.max_update_norm, self.on_client_error = max_update_norm, on_client_error
         self.workers = world.size if world is not None else workers
         self.threads = 1 if threads is None and self.workers > 1 else threads
 
@@ -153,7 +176,7 @@ class Federation:
         outputs = check_outputs(self._flat, clients, test, self.local)
         self._mixtures = _mixtures(clients, outputs) if per_client else None
         self.state = ServerState.initial(self.algorithm, self._flat.weights.clone(), self._flat.buffers())
-        self._world, self._pinned = world, store == "pinned"
+        self._world, self._pinned, self._begun = world, store == "pinned", False
         self.memories = self._store(folder, memory)
         self._here = (StackedEngine if engine == "stacked" else SerialEngine)(
             model=self._flat,
@@ -165,6 +188,9 @@ class Federation:
             by_examples=weighting == "examples",
             test=Batches(test, self._flat.device) if test is not None else None,
             store=self.memories,
+            halt=Halt(),
+            drop=on_client_error == "drop",
+            max_norm=max_update_norm,
         )
         self._engine: SerialEngine | DistributedEngine | None = self._here if self.workers == 1 else None
 
@@ -185,6 +211,15 @@ class Federation:
         return self._model.eval()
 
     @property
+    def knows_memories(self) -> bool:
+        """Whether this process can read what every client remembers; a pinned store leaves it with the workers."""
+        return not (self._pinned and self.workers > 1)
+
+    def replica(self) -> FlatModel:
+        """A copy of the global model for somebody who trains beside the federation: its precision, not compiled."""
+        return FlatModel(copy.deepcopy(self.model), "bf16" if self._flat.bf16 else "fp32")
+
+    @property
     def joins_last(self) -> bool:
         """Whether a last batch of one sample joins the one before, as BatchNorm needs."""
         return self._flat.batch_norm
@@ -194,12 +229,18 @@ class Federation:
         draw = np.random.default_rng(seeds.derive(self.seed, "participation", round))
         return sorted(int(i) for i in draw.choice(len(self.clients), self.active, replace=False))
 
+    def draw_silent(self, round: int, active: Sequence[int]) -> list[int]:
+        """Those of the active clients that will never answer, each by its own draw."""
+        draws = ((client, seeds.derive(self.seed, "dropout", round, client)) for client in active if self.dropout)
+        return [client for client, seed in draws if np.random.default_rng(seed).random() < self.dropout]
+
     def round(self, active: Sequence[int] | None = None) -> Record:
         """One communication round, with the drawn clients or just these. On any error nothing has changed."""
         chosen = self.draw_active(self.state.round) if active is None else self._check_active(active)
+        silent = self.draw_silent(self.state.round, chosen)
         engine, sent, began = self._start(), self.state.broadcast(), time.perf_counter()
         try:
-            outcome = engine.train(sent, chosen)
+            outcome = engine.train(sent, [client for client in chosen if client not in silent])
             state = server_step(self.algorithm, self.state, outcome.reduction, len(self.clients))
             seconds = time.perf_counter() - began
             tested = engine.evaluate(state.broadcast()) if state.round % self.evaluate_every == 0 else None
@@ -209,16 +250,20 @@ class Federation:
                 train_loss=outcome.reduction.loss,
                 test_loss=tested.loss if tested else None,
                 test_accuracy=tested.accuracy if tested else None,
-                lr=outcome.reduction.lr,
+                lr=self.local.lr_at(sent.round, self.algorithm),
                 seconds=seconds,
                 backward_passes=outcome.backward_passes,
                 bytes_down=sent.nbytes * len(chosen),
                 bytes_up=outcome.bytes_up,
                 divergence=outcome.reduction.divergence(state.weights - sent.weights),
                 per_client=self._per_client(tested),
+                left_out=dict(sorted({**dict.fromkeys(silent, DROPOUT), **outcome.left_out}.items())) or None,
             )
             engine.commit()
             self.state = state
+        except Interrupted:
+            self._here.halt.clear()
+            raise
         except (KeyboardInterrupt, WorkerLost):
             self._abandon()
             raise
@@ -229,6 +274,31 @@ class Federation:
         check_count("run", "rounds", rounds)
         for _ in range(rounds):
             yield self.round()
+
+    def halt(self, signum: int = signal.SIGINT) -> None:
+        """Drop the round under way at its next step, from another thread: `round` raises Interrupted."""
+        self._here.halt.ask(signum)
+
+    def stop_if_asked(self) -> None:
+        """Raise Interrupted for a wish to stop that came too late for the last round."""
+        self._here.halt.check()
+
+    def save_memories(self, folder: Path, known: Collection[str] = ()) -> Saved:
+        """Put what clients remember into a folder, lastingly; files that are `known` to be there stay as they are."""
+        if self._engine is None and self._pinned and self._begun:
+            raise ValueError("the workers that held the clients' memories are gone: start the run again")
+        return (self._engine or self._here).save(folder, known)
+
+    def collect_memories(self, folder: Path, named: Collection[str]) -> None:
+        """Delete from a folder the memories that are not named."""
+        (self._engine or self._here).collect(folder, named)
+
+    def restore(self, state: ServerState, folder: Path, saved: Saved) -> None:
+        """Go on from a state and the memories saved with it; refuses files that are not what was saved."""
+        if self._engine is None:
+            self.memories.forget()
+        self._start().adopt(folder, saved.rounds, saved.seals)
+        self.state = state
 
     def follow(self) -> None:
         """In a process that torchrun started beside the leader: work for it until it stops."""
@@ -268,6 +338,7 @@ class Federation:
             world = self._world or start_local(self.workers, self.threads, serve)
             weakref.finalize(self, world.close, kill=True)
             self._engine = DistributedEngine(self._here, world, self._pinned)
+            self._begun = True
         return self._engine
 
     def _abandon(self) -> None:

@@ -48,9 +48,10 @@ class LocalTraining:
             raise ValueError(f"LocalTraining: momentum must be below 1, got {self.momentum}")
         check_choice("LocalTraining", "clip_scope", self.clip_scope, ("loss", "corrected"))
         check_count("LocalTraining", "batch_size", self.batch_size)
-        smallest = min(self.epochs, default=0) if isinstance(self.epochs, range) else self.epochs
-        if not callable(smallest):
-            check_count("LocalTraining", "epochs", smallest)
+        ends = (*self.epochs[:1], *self.epochs[-1:]) if isinstance(self.epochs, range) else (self.epochs,)
+        for epochs in ends or (0,):
+            if not callable(epochs):
+                check_count("LocalTraining", "epochs", epochs)
 
     def lr_at(self, round: int, algorithm: Algorithm) -> float:
         return self.lr * (algorithm.lr_decay if self.lr_decay is None else self.lr_decay) ** round

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 from fedlesam.rules.base import LocalResult, State
@@ -30,6 +31,16 @@ class Memory:
 
     perturbation: State = field(default_factory=dict)
     correction: State = field(default_factory=dict)
+
+    def to(self, device: torch.device) -> "Memory":
+        """Where it is used; what is read from files is not on a GPU yet."""
+        on = (
+            {name: tensor.to(device) for name, tensor in slot.items()} for slot in (self.perturbation, self.correction)
+        )
+        return Memory(*on)
+
+    def __bool__(self) -> bool:
+        return bool(self.perturbation or self.correction)
 
     @property
     def nbytes(self) -> int:

@@ -43,6 +43,11 @@ def imported(kind: str, path: str) -> Any:
         raise ValueError(f"{kind} {path!r}: module {module_name!r} has no {attribute!r}") from error
 
 
+def one_line(text: str) -> str:
+    """For a message that repeats what a file says."""
+    return " ".join(text.splitlines())
+
+
 def file_name(text: str) -> str:
     """`text` with what a file system may not like replaced."""
     return "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in text)

@@ -16,7 +16,10 @@ from fedlesam.messages import Answer
 from fedlesam.rules.base import State
 
 SCALE = 2.0**40
-"""Steps per unit: a resolution of 9e-13, and room for sums up to 8e6."""
+"""Steps per unit: a resolution of 9e-13."""
+
+RANGE = 2.0**22
+"""The largest sum, 4e6, a bit below what 64-bit integers hold at this scale."""
 
 CHUNK = 1 << 17
 """Entries converted at a time: they stay in the cache, and no second vector of the model's size is made."""
@@ -25,23 +28,12 @@ CHUNK = 1 << 17
 class ExactSum:
     """The sum of weight * x over vectors x, in 64-bit fixed point."""
 
-    LIMIT = 2.0**62
-
     def __init__(self, like: Tensor) -> None:
         self.total = torch.zeros(like.shape, dtype=torch.int64, device=like.device)
-        self.bound = 0.0
-        """No entry of the total can be larger; checked before adding, since integers wrap silently."""
 
-    def add(self, x: Tensor, weight: int) -> bool:
-        """Whether x could be added: it is finite, and the total stays in range."""
-        low, high = x.aminmax()
-        peak = max(-float(low), float(high)) * SCALE * weight
-        if not math.isfinite(peak) or self.bound + peak >= self.LIMIT:
-            return False
-        self.bound += peak
+    def add(self, x: Tensor, weight: int) -> None:
         for into, part in zip(torch.split(self.total, CHUNK), torch.split(x, CHUNK), strict=True):
             into.add_(torch.mul(part.double(), SCALE).round_().to(torch.int64), alpha=weight)
-        return True
 
     def mean(self, weight: int, dtype: torch.dtype) -> Tensor:
         return self.total.double().div_(SCALE * weight).to(dtype)
@@ -56,48 +48,55 @@ class Note:
     steps: int
     square: float
     """norm(d_i) ** 2"""
-    peaks: Mapping[str, float]
-    """What its vectors add to the bounds of the sums."""
     buffers: Mapping[str, Tensor]
 
 
 class Reduction:
-    """The answers of a round, folded into sums as they come: no two updates are held at once."""
+    """The answers of a round, folded into sums as they come: no two updates are held at once.
 
-    def __init__(self, round: int, by_examples: bool = False) -> None:
-        self.round, self.by_examples = round, by_examples
+    `weight` is that of all clients asked, whoever answers: an entry may be so large that as many of its size, with
+    this weight together, stay in range. So an answer is refused or not whatever the others are, and integers never
+    wrap. Updates with a norm above `max_norm` are refused too.
+    """
+
+    def __init__(self, round: int, weight: int, *, by_examples: bool = False, max_norm: float | None = None) -> None:
+        self.round, self.by_examples, self.max_norm = round, by_examples, max_norm
+        self.largest = RANGE / weight
         self.sums: dict[str, ExactSum] = {}
         self.notes: dict[int, Note] = {}
         self.lr = 0.0
 
     def add(self, answer: Answer) -> None:
+        """Refuses an answer that is not finite or has exploded before anything is added."""
         d, weight = answer.result.update, answer.examples if self.by_examples else 1
         vectors = {"update": d}
         vectors |= {f"perturbation.{name}": vector for name, vector in answer.perturbation.items()}
         vectors |= {f"correction.{name}": vector for name, vector in answer.correction.items()}
-        peaks = {}
+        norm = float(torch.linalg.vector_norm(d, dtype=torch.float64))
+        wrong = self._refusal(vectors, answer.buffers, norm)
+        if wrong:
+            raise NotFinite(wrong, self.round, answer.client)
         for name, vector in vectors.items():
             if name not in self.sums:
                 self.sums[name] = ExactSum(vector)
-            before = self.sums[name].bound
-            if not self.sums[name].add(vector, weight):
-                raise self._too_large(name, answer.client)
-            peaks[name] = self.sums[name].bound - before
-        square = float(torch.linalg.vector_norm(d, dtype=torch.float64)) ** 2
-        self.notes[answer.client] = Note(weight, answer.loss, answer.result.steps, square, peaks, answer.buffers)
+            self.sums[name].add(vector, weight)
+        self.notes[answer.client] = Note(weight, answer.loss, answer.result.steps, norm**2, answer.buffers)
         self.lr = answer.result.lr
 
-    def check_range(self) -> None:
-        """Of sums from several processes: that they stay in range together; if not, whose is too much."""
-        bounds = dict.fromkeys(self.sums, 0.0)
-        for client in sorted(self.notes):
-            for name, peak in self.notes[client].peaks.items():
-                bounds[name] = bounds.get(name, 0.0) + peak
-                if bounds[name] >= ExactSum.LIMIT:
-                    raise self._too_large(name, client)
-
-    def _too_large(self, name: str, client: int) -> NotFinite:
-        return NotFinite(f"{name} is too large to be averaged or", self.round, client)
+    def _refusal(self, vectors: Mapping[str, Tensor], buffers: Mapping[str, Tensor], norm: float) -> str:
+        for name, vector in vectors.items():
+            low, high = vector.aminmax()
+            peak = max(-float(low), float(high))
+            if not math.isfinite(peak):
+                return f"{name} is not finite"
+            if peak >= self.largest:
+                return f"{name} has an entry of {peak:.3g}, too large to be averaged (from {self.largest:.3g})"
+        for name, buffer in buffers.items():
+            if not bool(buffer.isfinite().all()):
+                return f"the buffer {name} is not finite"
+        if self.max_norm is not None and norm > self.max_norm:
+            return f"the update has norm {norm:.3g}, above {self.max_norm:g}"
+        return ""
 
     @property
     def ordered(self) -> list[Note]:
@@ -133,10 +132,13 @@ class Reduction:
 
     @property
     def loss(self) -> float:
-        return sum(note.loss for note in self.ordered) / len(self.notes)
+        """Of nobody it is NaN."""
+        return sum(note.loss for note in self.ordered) / len(self.notes) if self.notes else math.nan
 
     def divergence(self, moved: Tensor) -> float:
-        """The mean over the clients of norm(v_i - w_next)^2, from the moments: no d_i has to be kept."""
+        """The mean over the clients of norm(v_i - w_next)^2, from the moments; of nobody NaN. No d_i is kept."""
+        if not self.notes:
+            return math.nan
         d, moved = self.mean_update(torch.float64), moved.double()
         squares = sum(note.weight * note.square for note in self.ordered) / self.weight
         return max(0.0, squares - float(2 * d @ moved - moved @ moved))

@@ -1,9 +1,12 @@
 """One run from its settings to its folder."""
 
 import contextlib
+import filecmp
 import json
+import logging
 import platform
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,20 +15,37 @@ from safetensors import SafetensorError
 from safetensors.torch import save_model
 
 from fedlesam import config as configs
-from fedlesam import costs
+from fedlesam import costs, disk
 from fedlesam.build import Experiment, build
+from fedlesam.checkpoint import Checkpoints
 from fedlesam.config import RunConfig
 from fedlesam.data.dataset import DataSet
 from fedlesam.data.split_names import save_split
 from fedlesam.engines.distributed import dismiss
-from fedlesam.engines.world import World
-from fedlesam.federation import Federation, Record
-from fedlesam.runs import RunFolder, State, versions, write_json, write_text
+from fedlesam.engines.world import WorkerLost, World
+from fedlesam.federation import DROPOUT, Federation, Record
+from fedlesam.interrupt import asked_to_stop
+from fedlesam.journal import Journal
+from fedlesam.lock import locked
+from fedlesam.overview import size_of
+from fedlesam.probes.base import Probe
+from fedlesam.probes.catalogue import attach
+from fedlesam.probes.during import watched
+from fedlesam.runs import RunFolder, State, versions
 
 Watch = Callable[[Record], None]
 
 LAST = 10
 """How many of the last evaluations are averaged."""
+
+SPOKEN = 5
+"""Clients left out that are spoken of while a run goes on; all of them are in metrics.jsonl."""
+
+log = logging.getLogger("fedlesam")
+
+
+class NoAnswers(ArithmeticError):
+    """Not one client was ever part of a round."""
 
 
 def execute(
@@ -39,47 +59,168 @@ def execute(
 ) -> dict[str, Any]:
     """Train a resolved config into a folder and return its summary; a finished folder is only read.
 
-    All settings are checked before the folder is touched. Ctrl-C and numbers that are not finite end the run with
-    everything up to the last good round in the folder, and are raised again. In a `world` of several processes the
-    leader does all of this, and the others `assist`.
+    An unfinished one is gone on with from its last checkpoint. All settings are checked before the folder is touched.
+    Ctrl-C, SIGTERM and errors end the run with everything up to the last good round in the folder, and are raised
+    again. In a `world` of several processes the leader does all of this, and the others `assist`.
     """
-    folder = RunFolder(path)
-    with leading(world):
-        if world is not None:
-            world.broadcast({"do": "build", "config": configs.as_table(config), "folder": str(path.resolve())})
-        if not folder.claim(config, overwrite):
+    folder, tell = RunFolder(path), None
+    with contextlib.ExitStack() as held:
+        with leading(world):
             if world is not None:
-                dismiss(world)
-            return folder.read_summary()
-        if overwrite:
-            shutil.rmtree(folder.memory, ignore_errors=True)  # of a run that was killed: nothing can use it
-        experiment = build(config, data, folder=folder.memory, world=world)
-        costs.check_fits(costs.predict(config, experiment.federation), config, path)
-        if world is not None:
-            world.broadcast({"do": "ready?"})
-            wrong = [about for about, _ in world.gather(None) if about]
-            if wrong:
-                raise ValueError(wrong[0])
-    folder.clear()
-    write_json(folder.versions, versions())
-    save_split(experiment.split, experiment.data, folder.split)
-    write_text(folder.config, configs.write(config))
-    records: list[dict[str, Any]] = []
+                world.broadcast({"do": "build", "config": configs.as_table(config), "folder": str(path.resolve())})
+            todo = folder.claim(config, overwrite)
+            if path.exists() and (todo or folder.has_leftovers()):
+                tell = held.enter_context(locked(path))
+                todo = folder.claim(config, overwrite)  # who held it may have finished it
+                shutil.rmtree(folder.memory, ignore_errors=True)  # of a process that was killed: nothing can use it
+            if not todo:
+                if world is not None:
+                    dismiss(world)
+                if tell is not None:
+                    shutil.rmtree(folder.checkpoints, ignore_errors=True)
+                return folder.read_summary()
+            experiment = build(config, data, folder=folder.memory, world=world)
+            probes = attach(config.probe, experiment.federation)
+            costs.check_fits(costs.predict(config, experiment.federation), config, path, size_of(folder.checkpoints))
+            if world is not None:
+                world.broadcast({"do": "ready?"})
+                wrong = [about for about, _ in world.gather(None) if about]
+                if wrong:
+                    raise ValueError(wrong[0])
+            if tell is None:
+                disk.make_folder(path)
+                tell = held.enter_context(locked(path))
+                if not folder.is_empty():
+                    raise ValueError(f"{path}: another process has just begun a run here; repeat the command")
+        held.enter_context(experiment.federation)
+        with leading(world):
+            if overwrite:
+                folder.clear()
+            checkpoints, records = _begin(folder, config, experiment)
+            held.callback(checkpoints.journals[folder.metrics.name].close)
+            tell(experiment.federation.state.round)
+        return _train(folder, config, experiment, checkpoints, records, watch, probes)
+
+
+def _begin(folder: RunFolder, config: RunConfig, experiment: Experiment) -> tuple[Checkpoints, list[dict[str, Any]]]:
+    """Write what a new run begins with, or go on from where an old one stopped; the records so far."""
+    for part in folder.path.glob(f".*{disk.PART}"):  # of a process that was killed
+        part.unlink(missing_ok=True)
+    if not folder.config.exists():
+        disk.write_text(folder.config, configs.write(config))
+    journal = Journal(folder.metrics)
+    about = {"settings": configs.fingerprint(config), "split": experiment.split.hash}
+    checkpoints = Checkpoints(folder.checkpoints, config.keep, {folder.metrics.name: journal}, about)
+    seen = folder.metrics.read_bytes().count(b"\n") if folder.metrics.exists() else 0
+    done = checkpoints.load(experiment.federation)
+    _write_split(folder, experiment)
+    _note_versions(folder, done)
+    folder.summary.unlink(missing_ok=True)
+    if seen and not done:
+        log.warning("%s: had no checkpoint yet, so its %d rounds are trained again", folder.path, seen)
+    if done:
+        log.info("%s: going on after round %d of %d", folder.path, done, config.rounds)
+    return checkpoints, checkpoints.records[folder.metrics.name]
+
+
+def _train(
+    folder: RunFolder,
+    config: RunConfig,
+    experiment: Experiment,
+    checkpoints: Checkpoints,
+    records: list[dict[str, Any]],
+    watch: Watch | None,
+    probes: list[Probe],
+) -> dict[str, Any]:
+    federation, journal = experiment.federation, checkpoints.journals[folder.metrics.name]
+    every, saved, spoken = config.checkpoint_every, time.monotonic(), 0
     try:
-        with folder.metrics.open("w", encoding="utf-8", buffering=1) as metrics, experiment.federation:
-            for record in experiment.federation.run(config.rounds):
+        with asked_to_stop(federation.halt):
+            for record in watched(federation, probes, folder.probes, config.rounds):
+                journal.append(record.as_dict())
                 records.append(record.as_dict())
-                metrics.write(json.dumps(records[-1]) + "\n")
+                spoken = _speak_of(record, spoken)
                 if watch is not None:
                     watch(record)
-    except KeyboardInterrupt:
-        _close(folder, config, experiment, records, "interrupted", "interrupted by the user")
+                left = config.rounds - federation.state.round
+                if left and _due(every, federation.state.round, time.monotonic() - saved):
+                    checkpoints.save(federation)
+                    saved = time.monotonic()
+        _check_answers(records)
+        journal.seal()
+        summary = _close(folder, config, experiment, records, "finished", "")
+    except BaseException as error:
+        state: State = "interrupted" if isinstance(error, KeyboardInterrupt) else "stopped"
+        with _at_least_said(folder, "the run will go on from the checkpoint before"):
+            if len(records) == federation.state.round:
+                checkpoints.save(federation)
+        with _at_least_said(folder, "there is no summary"):
+            _close(folder, config, experiment, records, state, str(error))
         raise
-    except Exception as error:
-        with contextlib.suppress(OSError, SafetensorError):
-            _close(folder, config, experiment, records, "stopped", str(error))
-        raise
-    return _close(folder, config, experiment, records, "finished", "")
+    federation.stop_if_asked()  # who asked wants no next run either
+    return summary
+
+
+@contextlib.contextmanager
+def _at_least_said(folder: RunFolder, what: str) -> Iterator[None]:
+    """While a run ends by an error, a second one must not hide the first."""
+    try:
+        yield
+    except (OSError, ValueError, SafetensorError, WorkerLost) as error:
+        log.warning("%s: %s (%s)", folder.path, what, error)
+
+
+def _due(every: int | str, done: int, seconds: float) -> bool:
+    between = configs.seconds_of(every)
+    return not done % int(every) if between is None else seconds >= between
+
+
+def _speak_of(record: Record, spoken: int) -> int:
+    """Say which clients failed, but not every time; dropout was asked for."""
+    failed = {client: why for client, why in (record.left_out or {}).items() if why != DROPOUT}
+    for client, why in failed.items():
+        spoken += 1
+        if spoken <= SPOKEN:
+            log.warning("round %d: client %d is left out: %s", record.round, client, why)
+        if spoken == SPOKEN + 1:
+            log.warning("more clients are left out; all of them are in metrics.jsonl")
+    return spoken
+
+
+def _check_answers(records: list[dict[str, Any]]) -> None:
+    """Dropout alone is what was asked for."""
+    left_out = (pair for record in records for pair in record.get("left_out", {}).items())
+    failed = next(((client, why) for client, why in left_out if why != DROPOUT), None)
+    if failed is not None and all("train_loss" not in record for record in records):
+        raise NoAnswers(f"no client ever answered, so nothing was learnt; the first, client {failed[0]}: {failed[1]}")
+
+
+def _write_split(folder: RunFolder, experiment: Experiment) -> None:
+    """Nothing is read from the file, so a damaged one would stay."""
+    with disk.replacing(folder.split) as beside:
+        save_split(experiment.split, experiment.data, beside)
+        if folder.split.exists() and not filecmp.cmp(beside, folder.split, shallow=False):
+            log.warning("%s: is not this run's split; written anew", folder.split)
+
+
+def _note_versions(folder: RunFolder, done: int) -> None:
+    """What made the numbers; on resume with other versions also those, since the bits may differ then."""
+    now = versions()
+    began: Any = None
+    if done and folder.versions.exists():
+        try:
+            began = json.loads(folder.versions.read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError) as error:
+            log.warning("%s: is damaged, so with what the run began is not known: %s", folder.versions, error)
+    if not isinstance(began, dict):
+        disk.write_json(folder.versions, now)
+        return
+    changed = [f"{name} {began.get(name)}, now {value}" for name, value in now.items() if began.get(name) != value]
+    if changed:
+        log.warning(
+            "%s: the run began with %s; the results may differ in the last bits", folder.path, "; ".join(changed)
+        )
+        disk.write_json(folder.versions, {**began, f"since round {done}": now})
 
 
 @contextlib.contextmanager
@@ -116,7 +257,8 @@ def assist(world: World) -> None:
         if federation is None:
             world.broadcast()
         else:
-            federation.follow()
+            with asked_to_stop(federation.halt):
+                federation.follow()
     finally:
         world.close()
 
@@ -124,11 +266,9 @@ def assist(world: World) -> None:
 def _close(
     folder: RunFolder, config: RunConfig, experiment: Experiment, records: list[dict[str, Any]], state: State, why: str
 ) -> dict[str, Any]:
-    memory = largest_memory(experiment.federation)
-    shutil.rmtree(folder.memory, ignore_errors=True)
-    beside = folder.model.with_name(folder.model.name + ".part")
-    save_model(experiment.federation.model, str(beside))
-    beside.replace(folder.model)
+    left_out = sum(len(record.get("left_out", ())) for record in records)
+    with disk.replacing(folder.model) as beside:
+        save_model(experiment.federation.model, str(beside))
     summary = {
         "state": state,
         **({"why": why} if why else {}),
@@ -137,7 +277,8 @@ def _close(
         **accuracies(records),
         **{name: sum(r[name] for r in records) for name in ("backward_passes", "bytes_down", "bytes_up", "seconds")},
         "parameters": len(experiment.federation.weights),
-        "client_memory_bytes": memory,
+        **({"left_out": left_out} if left_out else {}),
+        "client_memory_bytes": largest_memory(experiment.federation),
         "split": {
             "scheme": experiment.split.scheme,
             "hash": experiment.split.hash,
@@ -145,7 +286,10 @@ def _close(
             "repeats": experiment.split.repeats,
         },
     }
-    write_json(folder.summary, summary)
+    disk.write_json(folder.summary, summary)
+    shutil.rmtree(folder.memory, ignore_errors=True)
+    if state == "finished":
+        shutil.rmtree(folder.checkpoints, ignore_errors=True)
     return summary
 
 

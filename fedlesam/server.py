@@ -1,5 +1,6 @@
 """What the server does in one round: from the mean of the answers to the next global model."""
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -32,7 +33,9 @@ class ServerState:
 
 
 def server_step(algorithm: Algorithm, state: ServerState, reduction: Reduction, clients: int) -> ServerState:
-    """The next global model and state, from the answers of K of `clients` clients."""
+    """The next global model and state, from the answers of K of `clients` clients; without answers all stays."""
+    if not reduction.notes:
+        return dataclasses.replace(state, round=state.round + 1)
     dtype, answered = state.weights.dtype, len(reduction.notes)
     update = reduction.mean_update(dtype)
 

@@ -5,18 +5,18 @@ round is committed by changing the index. Clients that keep the received model i
 and one file on disk.
 """
 
+import contextlib
 import json
-import uuid
 from collections import Counter, OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
 
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
+from fedlesam import disk
 from fedlesam.messages import Memory, apart
 from fedlesam.rules.base import State
 
@@ -95,7 +95,7 @@ class Store(Mapping[int, Memory]):
 
     def prepare(self, round: int, client: int, memory: Memory, anchor: Tensor) -> Memory | None:
         """Before a commit: with nothing kept in RAM, whoever trained the client writes its file; None stands for it."""
-        if self.budget != 0:
+        if self.budget != 0 or not memory:
             return memory
         self._write_ahead(round, client, memory, anchor)
         return None
@@ -115,13 +115,15 @@ class Store(Mapping[int, Memory]):
         try:
             for client in old:
                 self._drop(client)
-            while self.resident and self.nbytes + coming.nbytes > self.budget:
-                self._spill(next(iter(self.resident)))
+            for client in [client for client, memory in self.resident.items() if memory]:
+                if self.nbytes + coming.nbytes <= self.budget:
+                    break
+                self._spill(client)
         finally:
             for client, memory in old.items():
                 self._keep(client, memory)
         for client, fresh in new.items():
-            if fresh is not None and coming.nbytes > self.budget:
+            if fresh and coming.nbytes > self.budget:
                 self._write_ahead(round, client, fresh, anchor)
                 coming.remove(fresh)
                 new[client] = None
@@ -134,7 +136,7 @@ class Store(Mapping[int, Memory]):
         gone = [(client, self.rounds[client]) for client in memories if client in self.rounds]
         for client, memory in memories.items():
             self._drop(client)
-            if memory is not None and self.budget != 0:
+            if memory is not None:
                 self._keep(client, memory)
                 if any(tensor is anchor for tensor in tensors(memory).values()):
                     self.anchors[round] = anchor
@@ -144,6 +146,55 @@ class Store(Mapping[int, Memory]):
         left = self.loose - {(round, client) for client in memories}
         self.loose = set()
         self._collect([*gone, *((client, old) for old, client in left)])
+
+    def save(self, folder: Path, known: Collection[str]) -> dict[str, disk.Seal]:
+        """Put the current memories into a folder, lastingly; the seals of those that were not `known` to be there."""
+        new = {}
+        for client, round in self.rounds.items():
+            name, shared = client_file(round, client), anchor_file(round)
+            if name in known or (client in self.resident and not self.resident[client]):
+                continue
+            there = shared in known or shared in new  # a file that just lies there may have been torn by a power loss
+            if client in self.resident:
+                self._write(folder, round, client, self.resident[client], self.anchors.get(round), there)
+            else:
+                assert self.folder is not None
+                disk.link(self.folder / name, folder / name, sync=False)
+                if not there and (self.folder / shared).exists():
+                    disk.link(self.folder / shared, folder / shared, sync=False)
+            new[name] = folder / name
+            if not there and (folder / shared).exists():
+                new[shared] = folder / shared
+        disk.sync(new.values())
+        return {name: disk.seal(path) for name, path in new.items()}
+
+    def adopt(self, folder: Path, rounds: Mapping[int, int], empty: Collection[int]) -> None:
+        """Begin with the memories that a folder has of these rounds, and forget all others."""
+        self.know(rounds, empty)
+        for client, round in rounds.items():
+            if client in empty:
+                continue
+            if self.folder is None:
+                self._keep(client, self._read(client, round, folder))
+                if round in self.mapped:
+                    self.anchors[round] = self.mapped[round]
+                continue
+            for name in (client_file(round, client), anchor_file(round)):
+                if (folder / name).exists() and not (self.folder / name).exists():
+                    disk.link(folder / name, self.folder / name, sync=False)
+
+    def know(self, rounds: Mapping[int, int], empty: Collection[int]) -> None:
+        """Begin with memories that lie in this store's folder, but for clients whose memory is empty."""
+        self.forget()
+        self.rounds, self.keepers = dict(rounds), Counter(rounds.values())
+        for client in empty:
+            self._keep(client, Memory())
+
+    def forget(self) -> None:
+        self.rounds, self.loose = {}, set()
+        for kept in (self.keepers, self.resident, self.anchors, self.mapped):
+            kept.clear()
+        self._ram = Tally()
 
     def _keep(self, client: int, memory: Memory) -> None:
         self.resident[client] = memory
@@ -156,56 +207,66 @@ class Store(Mapping[int, Memory]):
 
     def _spill(self, client: int) -> None:
         round = self.rounds[client]
-        self._write(round, client, self.resident[client], self.anchors.get(round))
+        assert self.folder is not None
+        there = (self.folder / anchor_file(round)).exists()
+        self._write(self.folder, round, client, self.resident[client], self.anchors.get(round), there)
         self._drop(client)
 
     def _collect(self, gone: list[tuple[int, int]]) -> None:
-        """Delete files that nothing names any more."""
+        """Delete files that nothing names any more; one that stays behind does no harm, half a commit would."""
+        names = []
         for client, round in gone:
-            if self.folder is not None:
-                self._path(round, client).unlink(missing_ok=True)
+            names.append(client_file(round, client))
             if not self.keepers[round]:
                 del self.keepers[round]
-                if self.folder is not None:
-                    self._anchor_path(round).unlink(missing_ok=True)
-
-    def _path(self, round: int, client: int) -> Path:
-        assert self.folder is not None
-        return self.folder / f"round{round:06d}-client{client:06d}.safetensors"
-
-    def _anchor_path(self, round: int) -> Path:
-        assert self.folder is not None
-        return self.folder / f"round{round:06d}-anchor.safetensors"
+                names.append(anchor_file(round))
+        if self.folder is None:
+            return
+        for name in names:
+            with contextlib.suppress(OSError):
+                (self.folder / name).unlink()
 
     def _write_ahead(self, round: int, client: int, memory: Memory, anchor: Tensor) -> None:
+        assert self.folder is not None
         self.loose.add((round, client))
-        self._write(round, client, memory, anchor)
+        self._write(self.folder, round, client, memory, anchor, (self.folder / anchor_file(round)).exists())
 
-    def _write(self, round: int, client: int, memory: Memory, anchor: Tensor | None) -> None:
+    def _write(self, folder: Path, round: int, client: int, memory: Memory, anchor: Tensor | None, there: bool) -> None:
+        """`there`: the anchor's file is."""
         own = {name: tensor for name, tensor in tensors(memory).items() if tensor is not anchor}
         shared = [name for name, tensor in tensors(memory).items() if tensor is anchor]
-        if shared and anchor is not None:
-            _save({"anchor": anchor}, self._anchor_path(round), {}, once=True)
-        _save(own, self._path(round, client), {"anchor": json.dumps(shared)})
+        if shared and anchor is not None and not there:
+            _save({"anchor": anchor}, folder / anchor_file(round), {})
+        _save(own, folder / client_file(round, client), {"anchor": json.dumps(shared)})
 
-    def _read(self, client: int, round: int) -> Memory:
-        path = self._path(round, client)
+    def _read(self, client: int, round: int, folder: Path | None = None) -> Memory:
+        folder = folder or self.folder
+        assert folder is not None
+        path = folder / client_file(round, client)
         try:
             own, about = _map(path)
             shared = json.loads(about.get("anchor", "[]"))
             if shared:
                 anchor = self.mapped.get(round)
                 if anchor is None:
-                    path = self._anchor_path(round)
+                    path = folder / anchor_file(round)
                     self.mapped[round] = anchor = _map(path)[0]["anchor"]
                 own |= dict.fromkeys(shared, anchor)
             parts: dict[str, State] = {slot: {} for slot in SLOTS}
             for name, tensor in own.items():
                 slot, _, key = name.partition(".")
                 parts[slot][key] = tensor
-        except (OSError, SafetensorError, ValueError, KeyError) as error:
-            raise ValueError(f"{path}: the memory of client {client} cannot be read: {error}") from error
+        except (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise disk.Damaged(f"{path}: the memory of client {client} cannot be read: {error}") from error
         return Memory(**parts)
+
+
+def client_file(round: int, client: int) -> str:
+    return f"round{round:06d}-client{client:06d}.safetensors"
+
+
+def anchor_file(round: int) -> str:
+    return f"round{round:06d}-anchor.safetensors"
 
 
 def tensors(memory: Memory) -> State:
@@ -218,16 +279,10 @@ def _map(path: Path) -> tuple[State, dict[str, str]]:
         return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
 
 
-def _save(state: State, path: Path, about: dict[str, str], once: bool = False) -> None:
-    if once and path.exists():
-        return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.part")  # two workers may write one anchor at once
+def _save(state: State, path: Path, about: dict[str, str]) -> None:
     try:
-        save_file(apart(state), beside, metadata=about)
-        beside.replace(path)
+        disk.write_tensors(path, apart(state), about, sync=False)
     except (OSError, SafetensorError) as error:
-        beside.unlink(missing_ok=True)
         raise ValueError(
             f"{path}: a client's memory cannot be written: {error}; free some space, or raise --memory"
         ) from error

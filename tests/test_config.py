@@ -50,6 +50,9 @@ OTHER: dict[str, Any] = {
     "weighting": "examples",
     "evaluate_every": 4,
     "per_client": True,
+    "dropout": 0.25,
+    "max_update_norm": 7.5,
+    "on_client_error": "stop",
     "seed": 11,
     "precision": "bf16",
     "engine": "stacked",
@@ -58,6 +61,9 @@ OTHER: dict[str, Any] = {
     "workers": 3,
     "memory": 5000,
     "store": "pinned",
+    "checkpoint_every": "2.5min",
+    "keep": 5,
+    "probe": "sharpness:every=5 drift",
     "device": "cpu",
 }
 
@@ -119,7 +125,7 @@ def test_resolve_settles_everything() -> None:
     assert config.lr_decay == 0.9995
     assert config.threads == torch.get_num_threads()
     assert config.hyper == {"lam": 0.1, "lr_g": 1.0}
-    assert [name for name in OPTIONS if getattr(config, name) is None] == ["data_dir"]
+    assert [name for name in OPTIONS if getattr(config, name) is None] == ["data_dir", "probe"]
     assert resolve(RunConfig(algorithm="fedsam")).lr_decay == 0.998
     assert resolve(RunConfig(lr_decay=0.5)).lr_decay == 0.5
     assert resolve(RunConfig(threads=3)).threads == 3
@@ -320,6 +326,14 @@ def test_every_hyper_parameter_of_a_flag_belongs_to_a_method() -> None:
         ({"clip": -1.0}, "clip must be above 0, got -1"),
         ({"evaluate_every": 0}, "evaluate_every must be a whole number from 1, got 0"),
         ({"threads": 0}, "threads must be a whole number from 1, got 0"),
+        ({"dropout": 1.5}, "dropout is a probability, from 0 to 1, got 1.5"),
+        ({"dropout": -0.1}, "dropout must be at least 0, got -0.1"),
+        ({"dropout": float("nan")}, "dropout must be at least 0, got nan"),
+        ({"max_update_norm": -1.0}, "max_update_norm must be above 0, got -1"),
+        ({"on_client_error": "ignore"}, "on_client_error must be one of 'drop', 'stop', got 'ignore'"),
+        ({"keep": 0}, "keep must be a whole number from 1, got 0"),
+        ({"checkpoint_every": 0}, "checkpoint_every must be at least a round or some time, got 0"),
+        ({"checkpoint_every": "0s"}, "checkpoint_every must be at least a round or some time, got 0s"),
         ({"data": "digit"}, "unknown data.* 'digit': did you mean 'digits'"),
     ],
 )
@@ -346,11 +360,28 @@ def test_build_passes_every_setting_on() -> None:
     assert (local.lr, local.lr_decay, local.epochs, local.batch_size) == (config.lr, 0.97, range(1, 5), 33)
     assert (local.weight_decay, local.clip, local.clip_scope, local.momentum) == (1e-17, None, "corrected", 0.5)
     assert (fed.active, fed.seed, fed.threads, fed.weighting, fed.evaluate_every) == (3, 11, 2, "examples", 4)
+    assert (fed.dropout, fed.max_update_norm, fed.on_client_error) == (0.25, 7.5, "stop")
+    assert build(dataclasses.replace(config, max_update_norm=0.0)).federation.max_update_norm is None
     assert fed.algorithm.perturbation.rho == 0.25  # type: ignore[attr-defined]
     assert len(fed.clients) == 7
     assert experiment.split.scheme == "dirichlet:0.3,repeat"
     assert len(fed.weights) == 64 * 3 + 3 + 3 * 10 + 10
     assert build(dataclasses.replace(config, clip=2.0)).federation.local.clip == 2.0
+
+
+@pytest.mark.parametrize(
+    ("text", "value", "seconds"),
+    [("10", 10, None), ("300s", "300s", 300), ("2.5min", "2.5min", 150), ("5 m", "5 m", 300), ("1h", "1h", 3600)],
+)
+def test_intervals(text: str, value: int | str, seconds: float | None) -> None:
+    assert parse("checkpoint_every", text, "--checkpoint-every") == value
+    assert configs.seconds_of(value) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "often", "5 days", "-3", "s", "1e3s"])
+def test_what_is_no_interval(text: str) -> None:
+    with pytest.raises(ValueError, match="--checkpoint-every: expected rounds such as 10, or a time such as 300s"):
+        parse("checkpoint_every", text, "--checkpoint-every")
 
 
 @pytest.mark.parametrize("name", NO_MATTER)

@@ -15,7 +15,7 @@ import fedlesam as fl
 from fedlesam import lookup
 
 ROOT = Path(__file__).resolve().parents[1]
-DOCUMENTS = ["README.md", "docs/add-a-rule.md"]
+DOCUMENTS = ["README.md", "docs/add-a-rule.md", "docs/probes.md"]
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 

@@ -200,16 +200,30 @@ def test_no_budget_helps(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
 
 
 def test_too_little_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    free(monkeypatch, disk=GB)
-    settings, predicted = big(memory=10**8)
+    """2 GB of memory: a checkpoint has all of it, and every kept one may have another version of it."""
     missing = tmp_path / "not" / "there"
-    with pytest.raises(ValueError, match=r"needs 1.9GB of disk in .*there, 1GB are free: choose another --out") as no:
-        check_fits(predicted, settings, missing)
-    settings, predicted = big(memory=named(str(no.value)))
+    settings, predicted = big(memory=4 * GB)
+    assert 2 * GB < predicted.checkpoint < 2.01 * GB
+    assert predicted.checkpoints == 3 * predicted.checkpoint
+    need = predicted.disk + predicted.checkpoints
+    free(monkeypatch, disk=need)
     check_fits(predicted, settings, missing)
-    settings, predicted = big(workers=2)
-    with pytest.raises(ValueError, match=r"another --out$"):
+    free(monkeypatch, disk=need - 1)
+    with pytest.raises(
+        ValueError, match=r"needs 2MB of disk in .*there and up to 6.01GB for checkpoints.*or --keep 1$"
+    ):
         check_fits(predicted, settings, missing)
+    check_fits(*reversed(big(memory=4 * GB, keep=1)), missing)
+    free(monkeypatch, disk=GB)
+    with pytest.raises(ValueError, match=r"1GB are free: choose another --out$"):
+        check_fits(predicted, settings, missing)
+
+
+def test_checkpoints_share_what_does_not_change() -> None:
+    """10 of 2,000 clients are active: after 20 rounds at most a tenth has changed."""
+    predicted = big(memory=4 * GB, checkpoint_every=20)[1]
+    server = predicted.checkpoint - predicted.client_memory
+    assert predicted.checkpoints == predicted.checkpoint + 2 * (predicted.client_memory // 10 + server)
 
 
 def test_a_budget_below_one_client(tmp_path: Path) -> None:

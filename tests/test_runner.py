@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -64,8 +65,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunConfig, Path,
 
 def test_all_files_are_there_and_nothing_half_written(finished: tuple[RunConfig, Path, dict[str, Any]]) -> None:
     names = {p.name for p in finished[1].iterdir()}
-    assert names >= FILES
-    assert not [name for name in names if name.startswith(".") or "part" in name or "pickle" in name]
+    assert names == FILES | {"run.lock"}
 
 
 def test_no_pickle_in_the_folder(finished: tuple[RunConfig, Path, dict[str, Any]]) -> None:
@@ -74,7 +74,8 @@ def test_no_pickle_in_the_folder(finished: tuple[RunConfig, Path, dict[str, Any]
             start = file.read_bytes()[:2]
             assert start[:1] != b"\x80", f"{file} starts as a pickle"
             assert start != b"PK", f"{file} starts as a zip, as torch.save writes it"
-            assert file.suffix in (".toml", ".json", ".jsonl", ".safetensors"), file
+            assert file.suffix in (".toml", ".json", ".jsonl", ".safetensors") or file.name == "run.lock", file
+    assert strictly((finished[1] / "run.lock").read_text())["pid"] == os.getpid()
 
 
 def test_metrics_have_exactly_the_documented_keys(finished: tuple[RunConfig, Path, dict[str, Any]]) -> None:
@@ -184,6 +185,11 @@ def contents(folder: Path) -> dict[str, tuple[bytes, int]]:
     return {str(p): (p.read_bytes(), p.stat().st_mtime_ns) for p in folder.rglob("*") if p.is_file()}
 
 
+def results(folder: Path) -> dict[str, tuple[bytes, int]]:
+    """All but who held the lock last."""
+    return {path: content for path, content in contents(folder).items() if not path.endswith("run.lock")}
+
+
 def test_a_finished_folder_is_only_read(finished: tuple[RunConfig, Path, dict[str, Any]]) -> None:
     config, path, summary = finished
     before = contents(path)
@@ -273,8 +279,9 @@ def test_bad_settings_make_no_folder(tmp_path: Path, change: dict[str, Any]) -> 
 
 
 def test_numbers_that_stop_being_finite_keep_the_good_rounds(tmp_path: Path) -> None:
+    config = tiny(algorithm="fedavg", lr_decay=1e25, clip=0.0, on_client_error="stop")
     with pytest.raises(NotFinite) as stop:
-        execute(tiny(algorithm="fedavg", lr_decay=1e25, clip=0.0), tmp_path / "x")
+        execute(config, tmp_path / "x")
     folder = RunFolder(tmp_path / "x")
     assert stop.value.round == 1
     summary, records = strictly(folder.summary.read_text()), records_of(folder.path)
@@ -283,7 +290,7 @@ def test_numbers_that_stop_being_finite_keep_the_good_rounds(tmp_path: Path) -> 
     assert f"round 1, client {stop.value.client}" in summary["why"]
     assert summary["rounds"] == 1
     assert summary["accuracy"]["last"] == records[0]["test_accuracy"]
-    good = build(tiny(algorithm="fedavg", lr_decay=1e25, clip=0.0)).federation
+    good = build(config).federation
     good.round()
     for name, tensor in load_file(folder.model).items():
         assert torch.equal(tensor, good.model.state_dict()[name]), "the model of the last good round"
@@ -291,7 +298,7 @@ def test_numbers_that_stop_being_finite_keep_the_good_rounds(tmp_path: Path) -> 
 
 def test_a_run_that_fails_at_once_is_readable(tmp_path: Path) -> None:
     with pytest.raises(NotFinite):
-        execute(tiny(lr=1e30, clip=0.0), tmp_path / "x")
+        execute(tiny(lr=1e30, clip=0.0, on_client_error="stop"), tmp_path / "x")
     assert records_of(tmp_path / "x") == []
     summary = strictly((tmp_path / "x" / "summary.json").read_text())
     assert (summary["state"], summary["rounds"]) == ("stopped", 0)
@@ -321,10 +328,10 @@ def test_overwrite_replaces_another_run(tmp_path: Path) -> None:
 
 def test_a_bad_config_does_not_harm_the_run_it_would_replace(tmp_path: Path) -> None:
     execute(tiny(rounds=1), tmp_path / "x")
-    before = contents(tmp_path / "x")
+    before = results(tmp_path / "x")
     with pytest.raises(ValueError):
         execute(tiny(lr=-1.0), tmp_path / "x", overwrite=True)
-    assert contents(tmp_path / "x") == before
+    assert results(tmp_path / "x") == before
 
 
 def test_a_test_loss_that_is_not_finite_is_not_written_as_nan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

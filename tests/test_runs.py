@@ -8,7 +8,8 @@ import pytest
 
 from fedlesam import config as configs
 from fedlesam.config import RunConfig
-from fedlesam.runs import RunFolder, versions, write_json, write_text
+from fedlesam.disk import write_json, write_text
+from fedlesam.runs import RunFolder, versions
 
 CONFIG = configs.resolve(RunConfig(rounds=3))
 
@@ -37,11 +38,22 @@ def test_a_finished_run_is_not_done_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("state", [None, "interrupted", "stopped"])
-def test_an_unfinished_run_needs_overwrite(tmp_path: Path, state: str | None) -> None:
+def test_an_unfinished_run_is_gone_on_with(tmp_path: Path, state: str | None) -> None:
     folder = folder_with(tmp_path / "x", state)
-    with pytest.raises(ValueError, match=f"{folder.path}: holds this run, unfinished; .*--overwrite"):
-        folder.claim(CONFIG, overwrite=False)
+    before = {path: path.read_bytes() for path in folder.path.iterdir()}
+    assert folder.claim(CONFIG, overwrite=False)
     assert folder.claim(CONFIG, overwrite=True)
+    assert {path: path.read_bytes() for path in folder.path.iterdir()} == before, "asking changes nothing"
+
+
+def test_what_a_start_that_was_cut_off_leaves_is_nothing(tmp_path: Path) -> None:
+    (tmp_path / "run.lock").write_text("{}")
+    (tmp_path / ".config.toml.01234567.part").write_text("lr =")
+    assert RunFolder(tmp_path).is_empty()
+    assert RunFolder(tmp_path).claim(CONFIG, overwrite=False)
+    (tmp_path / "metrics.jsonl").write_text("")
+    with pytest.raises(ValueError, match="not a run folder"):
+        RunFolder(tmp_path).claim(CONFIG, overwrite=True)
 
 
 @pytest.mark.parametrize("state", [None, "finished", "stopped"])
@@ -62,8 +74,9 @@ def test_a_folder_with_other_things_is_refused_whatever_is_asked(tmp_path: Path)
     for overwrite in (False, True):
         with pytest.raises(ValueError, match=f"{tmp_path}: is not empty and not a run folder; .*--out"):
             RunFolder(tmp_path).claim(CONFIG, overwrite)
-    with pytest.raises(ValueError, match="not a run folder"):
-        RunFolder(tmp_path / "thesis.tex").claim(CONFIG, overwrite=True)
+        with pytest.raises(ValueError, match=r"thesis\.tex: is a file; choose a folder with --out"):
+            RunFolder(tmp_path / "thesis.tex").claim(CONFIG, overwrite)
+    assert (tmp_path / "thesis.tex").read_text() == "years of work"
 
 
 def test_somebody_elses_config_is_refused(tmp_path: Path) -> None:
@@ -76,10 +89,14 @@ def test_clear_takes_only_what_a_run_wrote(tmp_path: Path) -> None:
     folder = folder_with(tmp_path / "x", "stopped")
     for file in (folder.metrics, folder.model, folder.split, folder.versions, folder.path / "notes.txt"):
         file.write_text("x")
+    for inside in (folder.checkpoints / "clients", folder.memory):
+        inside.mkdir(parents=True)
+        (inside / "round000000-anchor.safetensors").write_text("x")
+    (folder.path / "run.lock").write_text("{}")
     folder.clear()
-    assert [p.name for p in folder.path.iterdir()] == ["notes.txt"]
+    assert {p.name for p in folder.path.iterdir()} == {"notes.txt", "run.lock"}, "who clears holds the lock"
     RunFolder(tmp_path / "deep" / "er").clear()
-    assert (tmp_path / "deep" / "er").is_dir()
+    assert not (tmp_path / "deep").exists()
 
 
 def test_metrics_cut_off_by_a_crash(tmp_path: Path) -> None:

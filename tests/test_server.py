@@ -1,5 +1,6 @@
 """The mean over answers and the server step."""
 
+import dataclasses
 import math
 from random import Random
 
@@ -12,7 +13,7 @@ from worlds import SCHEDULE, answer_of, assert_same_bits, federation, play, samp
 
 from fedlesam import NotFinite
 from fedlesam.messages import Answer, Memory
-from fedlesam.reduction import CHUNK, ExactSum, Reduction
+from fedlesam.reduction import CHUNK, RANGE, ExactSum, Reduction
 from fedlesam.rules.base import LocalResult, RoundResult
 from fedlesam.rules.correction import ClientMomentum, ControlVariates, DynamicRegulariser
 from fedlesam.rules.server import Adam, Average, Dynamic
@@ -28,7 +29,8 @@ def answer(
 
 
 def reduced(answers: list[Answer], by_examples: bool = False) -> Reduction:
-    reduction = Reduction(0, by_examples)
+    weight = sum(one.examples for one in answers) if by_examples else len(answers)
+    reduction = Reduction(0, weight, by_examples=by_examples)
     for one in answers:
         reduction.add(one)
     return reduction
@@ -76,27 +78,87 @@ def test_a_long_vector_is_summed_whole() -> None:
     size = 2 * CHUNK + 3
     x = torch.arange(size, dtype=torch.float64) / 8
     total = ExactSum(x)
-    assert total.add(x, 1)
-    assert total.add(2 * x, 3)
+    total.add(x, 1)
+    total.add(2 * x, 3)
     assert torch.equal(total.mean(1, torch.float64), 7 * x)
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 1e30, 5e6])
-def test_what_does_not_fit_is_refused(bad: float) -> None:
-    """Converted to integers these would be garbage, silently."""
-    reduction = reduced([answer(0, [1.0, 2.0])])
-    with pytest.raises(NotFinite, match="round 0, client 1: update is too large to be averaged or is not finite"):
-        reduction.add(answer(1, [0.0, bad]))
+TOO_LARGE = "too large to be averaged"
 
 
-def test_a_sum_that_would_wrap_is_refused() -> None:
-    """Each of them fits; it is the sum that does not."""
-    reduction, large = Reduction(3), 8e5
-    reduction.add(answer(0, [large]))
-    with pytest.raises(NotFinite, match="round 3, client 1"):
-        reduction.add(answer(1, [large]))
-    with pytest.raises(NotFinite, match="client 1"):
-        reduced([answer(1, [-1e5], examples=100)], by_examples=True)
+@pytest.mark.parametrize(
+    ("bad", "why"),
+    [
+        (math.nan, "update is not finite"),
+        (math.inf, "update is not finite"),
+        (-math.inf, "update is not finite"),
+        (1e30, f"update has an entry of 1e\\+30, {TOO_LARGE}"),
+        (5e6, f"update has an entry of 5e\\+06, {TOO_LARGE}"),
+        (-5e6, f"update has an entry of 5e\\+06, {TOO_LARGE}"),
+    ],
+)
+def test_what_does_not_fit_is_refused(bad: float, why: str) -> None:
+    """Converted to integers these would be garbage, silently. What was added before stays as it was."""
+    reduction = reduced([answer(0, [1.0, 2.0, 3.0, 4.0])])
+    before = everything(reduction)
+    with pytest.raises(NotFinite, match=f"^round 0, client 1: {why}") as refusal:
+        reduction.add(answer(1, [0.0, bad, 0.0, 0.0]))
+    assert (refusal.value.round, refusal.value.client) == (0, 1)
+    assert_same_bits(everything(reduction), before)
+
+
+@pytest.mark.parametrize(
+    ("slot", "why"), [("perturbation", "perturbation.mu is not finite"), ("correction", "correction.change is not")]
+)
+def test_uploads_that_are_not_finite_are_refused(slot: str, why: str) -> None:
+    """Before anything of the answer is added, the good update included."""
+    reduction, name = reduced([answer(0, [1.0, 2.0, 3.0, 4.0])]), {"perturbation": "mu", "correction": "change"}[slot]
+    before = everything(reduction)
+    bad = dataclasses.replace(answer(1, [1.0] * 4), **{slot: {name: torch.tensor([0.0, math.nan, 0.0, 0.0])}})
+    with pytest.raises(NotFinite, match=f"round 0, client 1: {why}"):
+        reduction.add(bad)
+    assert_same_bits(everything(reduction), before)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_buffers_that_are_not_finite_are_refused(bad: float) -> None:
+    reduction = reduced([answer(0, [1.0] * 4, buffers={"x": torch.ones(2)})])
+    before = everything(reduction)
+    with pytest.raises(NotFinite, match="round 0, client 1: the buffer x is not finite"):
+        reduction.add(answer(1, [1.0] * 4, buffers={"x": torch.tensor([1.0, bad])}))
+    assert_same_bits(everything(reduction), before)
+
+
+@pytest.mark.parametrize("examples", [1, 3])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_no_sum_can_wrap(sign: int, examples: int) -> None:
+    """As many as were asked of the largest that is let in: the sum is exact. One bit more is refused, from anybody."""
+    asked, by_examples = 5, examples > 1
+    limit = RANGE / (asked * examples)
+    largest = sign * math.nextafter(limit, 0)
+
+    def alone(client: int, d: float) -> Answer:
+        result = LocalResult(torch.tensor([d, 0.0], dtype=torch.float64), 1, 0.1)
+        return Answer(client, examples, result, 0.0, {}, {}, {}, Memory())
+
+    reduction = Reduction(3, asked * examples, by_examples=by_examples)
+    with pytest.raises(NotFinite, match=f"round 3, client 7: update has an entry of .*{TOO_LARGE}"):
+        reduction.add(alone(7, sign * limit))
+    for client in range(asked):
+        reduction.add(alone(client, largest))
+    assert abs(int(reduction.sums["update"].total[0])) > 2**61
+    assert reduction.mean_update(torch.float64).tolist() == pytest.approx([largest, 0.0], rel=1e-15)
+    with pytest.raises(NotFinite, match=f"round 3, client 7: .*{TOO_LARGE}"):
+        reduction.add(alone(7, sign * limit))
+
+
+def test_the_largest_norm() -> None:
+    """Of the update alone; the uploads are larger here. Exactly the limit passes."""
+    reduction = Reduction(2, 3, max_norm=5.0)
+    reduction.add(answer(0, [3.0, 4.0]))
+    with pytest.raises(NotFinite, match=r"round 2, client 1: the update has norm 5\.01, above 5;"):
+        reduction.add(answer(1, [3.0, 4.01]))
+    assert reduction.mean_update(torch.float64).tolist() == [3.0, 4.0]
 
 
 def test_plain_and_weighted_mean() -> None:
@@ -123,8 +185,8 @@ def test_integer_buffers_by_their_maximum() -> None:
 def test_the_reduction_leaves_vectors_alone(dtype: torch.dtype) -> None:
     x = torch.tensor([1.0, -3.3], dtype=dtype)
     before, total = x.clone(), ExactSum(x)
-    assert total.add(x, 2)
-    assert total.add(x, 1)
+    total.add(x, 2)
+    total.add(x, 1)
     total.mean(3, dtype)
     assert torch.equal(x, before)
     torch.testing.assert_close(total.mean(3, dtype), x, atol=2.0**-40, rtol=0)

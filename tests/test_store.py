@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -253,7 +254,7 @@ def test_a_full_disk_commits_nothing(budget: int, after: int, tmp_path: Path, mo
     plain = play(federation("fedlesam-s", dtype=torch.float32))
     fed = play(federation("fedlesam-s", dtype=torch.float32, memory=budget, folder=tmp_path), SCHEDULE[:4])
     before, index, written = snapshot(fed), dict(fed.memories.rounds), fed.memories.nbytes
-    save, left = store_room.save_file, [after]
+    save, left = safetensors.torch.save_file, [after]
 
     def fills_up(*args: Any, **kwargs: Any) -> None:
         left[0] -= 1
@@ -262,7 +263,7 @@ def test_a_full_disk_commits_nothing(budget: int, after: int, tmp_path: Path, mo
             full()
         save(*args, **kwargs)
 
-    monkeypatch.setattr(store_room, "save_file", fills_up)
+    monkeypatch.setattr(safetensors.torch, "save_file", fills_up)
     with pytest.raises(ValueError, match=r"cannot be written: .*No space left on device.*--memory"):
         for active in SCHEDULE[4:]:
             fed.round(active)

@@ -9,8 +9,11 @@ import click
 COMMANDS = {
     "run": "train one method into a run folder",
     "compare": "train several methods on the same split and rank them",
+    "probe": "sharpness, curvature and loss surface of finished runs; Theorem 2",
+    "report": "one page of runs: charts, loss surfaces, costs; figures and tables for a paper",
     "split": "divide a data set over clients, look at it, save it",
     "data": "fetch data sets, and check those you have",
+    "runs": "the runs in a folder: state, accuracy, time left",
     "cost": "what a run will need: RAM, disk, traffic, backward passes",
     "deploy": "look at a Flower deployment: what is insecure or missing",
     "list": "the algorithms, data sets, models and splits there are",
@@ -19,7 +22,7 @@ COMMANDS = {
 }
 
 BAD_INPUT, NOT_FINITE, LOST, INTERRUPTED = 2, 3, 4, 130
-"""Exit codes."""
+"""Exit codes; a signal that stopped a run has its own, 128 and its number."""
 
 
 class Lazy(click.Group):
@@ -55,9 +58,13 @@ def cli() -> None:
     A first look:        fedlesam demo
     One method:          fedlesam run --algorithm fedlesam-s --rounds 50
     Several, ranked:     fedlesam compare fedavg fedsam fedlesam --seeds 3
+    Look at them:        fedlesam report runs/x --out report.html
     What there is:       fedlesam list algorithms
 
-    Exit codes: 0 done, 2 bad input, 3 the numbers stopped being finite, 4 a worker died, 130 interrupted.
+    Repeat a command to go on with a run that was interrupted, at its last checkpoint.
+
+    Exit codes: 0 done, 2 bad input, 3 the numbers stopped being finite, 4 a worker died, 130 interrupted (Ctrl-C),
+    143 terminated (SIGTERM).
     """
 
 
@@ -69,15 +76,15 @@ def main() -> None:
         if _leads():
             error.show()
         sys.exit(error.exit_code)
-    except (click.Abort, KeyboardInterrupt):
+    except (click.Abort, KeyboardInterrupt) as error:
         click.echo("\ninterrupted", err=True)
-        sys.exit(INTERRUPTED)
+        signum = getattr(error.__cause__ or error, "signum", None)
+        sys.exit(128 + signum if signum else INTERRUPTED)
     except BrokenPipeError:
         os._exit(0)
     except (ValueError, ArithmeticError, OSError, RuntimeError) as error:
         if os.environ.get("FEDLESAM_TRACEBACK"):
             raise
-        from fedlesam.checks import NotFinite
         from fedlesam.engines.world import WorkerLost
 
         if isinstance(error, RuntimeError) and not isinstance(error, WorkerLost):
@@ -86,7 +93,8 @@ def main() -> None:
         if _leads():
             click.secho("error: ", fg="red", bold=True, nl=False, err=True)
             click.echo(str(error), err=True)
-        sys.exit(NOT_FINITE if isinstance(error, NotFinite) else LOST if isinstance(error, WorkerLost) else BAD_INPUT)
+        numbers, lost = isinstance(error, ArithmeticError), isinstance(error, WorkerLost)
+        sys.exit(NOT_FINITE if numbers else LOST if lost else BAD_INPUT)
 
 
 def _leads() -> bool:

@@ -3,15 +3,20 @@
 import dataclasses
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from fedlesam import config as configs
-from fedlesam.cli.options import Grouped, GroupedCommand, gather, names_of, output, settings
+from fedlesam.cli.options import Grouped, GroupedCommand, gather, names_of, output, settings, trackers
 from fedlesam.config import RunConfig
 from fedlesam.names import file_name
+
+if TYPE_CHECKING:
+    from fedlesam.federation import Record
+    from fedlesam.trackers import Open
 
 
 def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
@@ -38,6 +43,7 @@ def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> lis
     default=1,
     help="repeat with this many seeds, from --seed on  [1]",
 )
+@trackers
 @output
 def command(
     algorithms: tuple[str, ...],
@@ -48,23 +54,39 @@ def command(
     overwrite: bool,
     quiet: bool,
     as_json: bool,
+    tensorboard: str | None,
+    mlflow: str | None,
+    wandb: bool,
     **flags: Any,
 ) -> None:
     """Train several methods on the same clients, batches and first model; rank them and draw their curves.
 
-    Runs that are finished are not repeated. The folder holds a run folder per method and seed, accuracy.png and
-    split.png. Hyper-parameters go to the methods that take them.
+    Runs that are finished are not repeated, and one that was interrupted is gone on with. The folder holds a run folder
+    per method and seed, report.html, accuracy.png and split.png. Hyper-parameters go to the methods that take them.
     """
-    show_comparison(gather(config_file, assignments, flags), list(algorithms), seeds, out, overwrite, quiet, as_json)
+    from fedlesam.trackers import wanted
+
+    openers = wanted(tensorboard, mlflow, wandb)
+    base = gather(config_file, assignments, flags)
+    show_comparison(base, list(algorithms), seeds, out, overwrite, quiet, as_json, openers)
 
 
 def show_comparison(
-    base: RunConfig, algorithms: list[str], seeds: int, out: Path | None, overwrite: bool, quiet: bool, as_json: bool
+    base: RunConfig,
+    algorithms: list[str],
+    seeds: int,
+    out: Path | None,
+    overwrite: bool,
+    quiet: bool,
+    as_json: bool,
+    openers: "dict[str, Open] | None" = None,
 ) -> None:
     from fedlesam import compare as comparison
     from fedlesam.cli.show import Display, print_ranking
     from fedlesam.report.tables import ranking
+    from fedlesam.report.write import write_report
     from fedlesam.runs import RunFolder
+    from fedlesam.trackers import watching
 
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ValueError("under torchrun use `fedlesam run`, one method at a time; `compare` takes --workers instead")
@@ -78,25 +100,32 @@ def show_comparison(
     display = Display(quiet or as_json)
     many = seeds > 1
     try:
-        with display.open():
-            runs = comparison.compare(
-                plans,
-                out,
-                overwrite=overwrite,
-                watch=lambda p: display.watch(f"{p.algorithm} {p.seed}" if many else p.algorithm, p.rounds),
-            )
+        with display.open(), watching(openers or {}) as watchers:
+
+            def watch(plan: RunConfig) -> "Callable[[Record], None]":
+                shown = display.watch(f"{plan.algorithm} {plan.seed}" if many else plan.algorithm, plan.rounds)
+                return watchers.watch(plan, comparison.folder_of(out, plan), shown)
+
+            runs = comparison.compare(plans, out, overwrite=overwrite, watch=watch)
     except KeyboardInterrupt:
-        display.say(f"interrupted: what was done is in {out}")
+        display.say(f"interrupted: what was done is in {out}; the same command goes on with it")
         raise
     pictures = comparison.draw(runs, out)
+    report = out / "report.html"
+    write_report(runs, report)
     rows = ranking(runs)
     if as_json:
-        click.echo(json.dumps({"folder": str(out), "ranking": [dataclasses.asdict(row) for row in rows]}))
+        click.echo(
+            json.dumps(
+                {"folder": str(out), "report": str(report), "ranking": [dataclasses.asdict(row) for row in rows]}
+            )
+        )
     elif not quiet:
         print_ranking(rows)
         for picture in pictures:
             click.echo(f"picture: {picture}")
         click.echo(f"runs: {out}")
+        click.echo(f"report: {report}")
 
 
 def _name(plans: list[RunConfig]) -> str:

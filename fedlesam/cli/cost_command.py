@@ -46,7 +46,7 @@ def command(config_file: Path | None, assignments: tuple[str, ...], as_json: boo
         ("one client keeps", size(p.one_client) if p.one_client else "nothing"),
         ("all clients keep", f"{size(p.client_memory)} in the end" if p.client_memory else "nothing"),
         ("RAM", f"{size(p.ram)}, of which at most {size(config.memory)} for the clients' memory"),
-        ("disk", size(p.disk)),
+        ("disk", f"{size(p.disk)}, and at most {size(p.checkpoints)} for checkpoints"),
     ]
     for name, value in rows:
         click.echo(f"{name + ':':<20}{value}")

@@ -17,7 +17,7 @@ def command(out: Path, rounds: int, overwrite: bool) -> None:
     """Compare FedAvg, FedSAM, SCAFFOLD, FedLESAM and FedLESAM-S on handwritten digits.
 
     40 clients, each with few of the ten classes (Dirichlet 0.1), 4 of them active a round. Prints a ranking and
-    writes the accuracy curves and the split as pictures.
+    writes the accuracy curves and the split as pictures, and a page to explore them.
     """
     from fedlesam.cli.compare_command import show_comparison
 

@@ -10,6 +10,7 @@ from fedlesam import config as configs
 from fedlesam.config import HYPER, KINDS, OPTIONS, Option, RunConfig, Value
 
 OUTPUT = "Output"
+LIVE = "Live trackers"
 
 
 class Grouped(click.Option):
@@ -80,6 +81,7 @@ def names_of(key: str) -> list[str]:
         "store": ["shared", "pinned"],
         "device": ["auto", "cpu", "cuda"],
         "weighting": ["clients", "examples"],
+        "on_client_error": ["drop", "stop"],
     }
     return known.get(key, [])
 
@@ -90,6 +92,17 @@ def setting(key: str, option: Option, default: Value | None) -> Callable[[Any], 
         flag = key.replace("_", "-")
         names = f"--{flag}/--no-{flag}"
         return click.option(names, key, cls=Grouped, group=option.group, default=None, help=option.help + shown)
+    if key == "probe":
+        return click.option(
+            "--probe",
+            key,
+            cls=Grouped,
+            group=option.group,
+            multiple=True,
+            metavar="NAME[:KEY=VALUE,...]",
+            callback=lambda ctx, param, words: " ".join(words) or None,
+            help=option.help,
+        )
     metavar = option.metavar or ("NAME" if KINDS[option.kind][1] == (str,) else "N")
     return click.option(
         f"--{key.replace('_', '-')}",
@@ -139,12 +152,38 @@ def output(function: Any) -> Any:
     for names, keywords in reversed(
         [
             (("--out",), {"type": click.Path(path_type=Path), "metavar": "DIR", "help": "the folder for the results"}),
-            (("--overwrite",), {"is_flag": True, "help": "replace an unfinished or another run in that folder"}),
+            (("--overwrite",), {"is_flag": True, "help": "start anew, and replace what that folder holds"}),
             (("--quiet", "-q"), {"is_flag": True, "help": "no progress and no table"}),
             (("--json", "as_json"), {"is_flag": True, "help": "print the result as JSON, for scripts"}),
         ]
     ):
         function = click.option(*names, cls=Grouped, group=OUTPUT, **keywords)(function)
+    return function
+
+
+def trackers(function: Any) -> Any:
+    """Who else watches the rounds."""
+    flags: list[tuple[str, dict[str, Any]]] = [
+        (
+            "--tensorboard",
+            {
+                "is_flag": False,
+                "flag_value": "",
+                "metavar": "[DIR]",
+                "help": "event files in DIR, or in the run's folder (pip install 'fedlesam[tensorboard]')",
+            },
+        ),
+        ("--mlflow", {"metavar": "URI", "help": "to an MLflow server (pip install 'fedlesam[mlflow]')"}),
+        (
+            "--wandb",
+            {
+                "is_flag": True,
+                "help": "to Weights & Biases; WANDB_MODE=offline needs no account (pip install 'fedlesam[wandb]')",
+            },
+        ),
+    ]
+    for name, keywords in reversed(flags):
+        function = click.option(name, cls=Grouped, group=LIVE, **keywords)(function)
     return function
 
 

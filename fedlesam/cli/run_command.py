@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from fedlesam import config as configs
-from fedlesam.cli.options import GroupedCommand, gather, output, settings
+from fedlesam.cli.options import GroupedCommand, gather, output, settings, trackers
 from fedlesam.config import RunConfig
 from fedlesam.names import file_name
 
@@ -42,6 +42,7 @@ def settle(config: RunConfig, folder: Path | None) -> tuple[RunConfig, Path]:
     ),
 )
 @settings()
+@trackers
 @output
 def command(
     config_file: Path | None,
@@ -50,24 +51,31 @@ def command(
     overwrite: bool,
     quiet: bool,
     as_json: bool,
+    tensorboard: str | None,
+    mlflow: str | None,
+    wandb: bool,
     **flags: Any,
 ) -> None:
     """Train one method and write a run folder.
 
     The folder holds config.toml (every setting, resolved), metrics.jsonl (a line a round), model.safetensors,
-    split.safetensors, summary.json and versions.json. The same command on a finished folder only says so.
+    split.safetensors, summary.json and versions.json. Repeat the command to go on with a run that was interrupted or
+    killed, from its last checkpoint (--checkpoint-every); the results are the same to the bit. On a finished run the
+    same command only says so.
     """
     from fedlesam.cli.show import Display, percent
     from fedlesam.engines.world import from_environment
     from fedlesam.federation import count_active
     from fedlesam.runner import assist, execute, leading
     from fedlesam.runs import RunFolder
+    from fedlesam.trackers import wanted, watching
 
     world = from_environment()
     if world is not None and world.rank != 0:
         assist(world)
         return
     with leading(world):
+        openers = wanted(tensorboard, mlflow, wandb)
         config, folder = settle(gather(config_file, assignments, flags), out)
     display = Display(quiet or as_json)
     workers = world.size if world is not None else config.workers
@@ -76,12 +84,14 @@ def command(
     if config.clients is not None and workers > count_active(config.active, config.clients):
         display.say(f"only {count_active(config.active, config.clients)} clients are active a round: workers are idle")
     done = RunFolder(folder).read_summary().get("state") == "finished"
-    with display.open():
+    with display.open(), watching(openers) as watchers:
         watch = display.watch(config.algorithm, config.rounds) if not done or overwrite else None
+        if openers and watch is not None:
+            watch = watchers.watch(config, folder, watch)
         try:
             summary = execute(config, folder, overwrite=overwrite, watch=watch, world=world)
         except KeyboardInterrupt:
-            display.say(f"interrupted: what was done is in {folder}")
+            display.say(f"interrupted: what was done is in {folder}; the same command goes on with it")
             raise
     if as_json:
         click.echo(json.dumps({"folder": str(folder), **summary}))

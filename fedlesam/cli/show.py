@@ -1,11 +1,13 @@
 """What a person sees while runs train and when they are done. Colour and progress only on a terminal."""
 
 import contextlib
+import logging
 import time
 from collections.abc import Callable, Iterator
 
 import click
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -26,9 +28,27 @@ class Display:
 
     @contextlib.contextmanager
     def open(self) -> Iterator["Display"]:
-        if self.quiet or not self.console.is_terminal:
-            yield self
-            return
+        with self._listening():
+            if self.quiet or not self.console.is_terminal:
+                yield self
+            else:
+                with self._bars():
+                    yield self
+
+    @contextlib.contextmanager
+    def _listening(self) -> Iterator[None]:
+        log, spoken = logging.getLogger("fedlesam"), Spoken(self)
+        before = log.level
+        log.addHandler(spoken)
+        log.setLevel(logging.INFO)
+        try:
+            yield
+        finally:
+            log.removeHandler(spoken)
+            log.setLevel(before)
+
+    @contextlib.contextmanager
+    def _bars(self) -> Iterator[None]:
         columns = (
             SpinnerColumn(),
             TextColumn("{task.description:<12}"),
@@ -39,7 +59,7 @@ class Display:
             TimeRemainingColumn(compact=True),
         )
         with Progress(*columns, console=self.console) as self.progress:
-            yield self
+            yield
         self.progress = None
 
     def watch(self, name: str, rounds: int) -> Callable[[Record], None]:
@@ -51,7 +71,7 @@ class Display:
             state = describe(record)
             if self.progress is not None and bar is not None:
                 fields = {"state": state} if record.test_accuracy is not None else {}
-                self.progress.update(bar, advance=1, **fields)  # type: ignore[arg-type]
+                self.progress.update(bar, completed=record.round + 1, **fields)  # type: ignore[arg-type]
             elif not self.quiet and (time.monotonic() - said[0] > SECONDS_BETWEEN_LINES or record.round + 1 == rounds):
                 said[0] = time.monotonic()
                 click.echo(f"{name}  round {record.round + 1}/{rounds}  {state}", err=True)
@@ -60,12 +80,27 @@ class Display:
 
     def say(self, text: str) -> None:
         if not self.quiet:
-            click.echo(text, err=True)
+            self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+class Spoken(logging.Handler):
+    """The package's log on the display; warnings also where the display is quiet."""
+
+    def __init__(self, display: Display) -> None:
+        super().__init__()
+        self.display = display
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.levelno >= logging.WARNING:
+            self.display.console.print(f"warning: {record.getMessage()}", markup=False, highlight=False, soft_wrap=True)
+        else:
+            self.display.say(record.getMessage())
 
 
 def describe(record: Record) -> str:
     tested = f"accuracy {100 * record.test_accuracy:.1f} %  " if record.test_accuracy is not None else ""
-    return f"{tested}train loss {record.train_loss:.3f}"
+    missing = f"  {len(record.left_out)} left out" if record.left_out else ""
+    return f"{tested}train loss {record.train_loss:.3f}{missing}"
 
 
 def percent(value: float | None) -> str:
@@ -88,7 +123,7 @@ def print_ranking(rows: list[Row]) -> None:
     base = next((row for row in rows if row.algorithm == "fedavg"), None)
     for place, row in enumerate(rows, 1):
         spread = f" ± {100 * row.spread:.2f}" if row.spread is not None else ""
-        passes = f" {row.backward_passes / base.backward_passes:.1f}x" if base else ""
+        passes = f" {row.backward_passes / base.backward_passes:.1f}x" if base and base.backward_passes else ""
         sent = f" {row.megabytes / base.megabytes:.1f}x" if base else ""
         table.add_row(
             str(place),
@@ -114,5 +149,5 @@ def print_table(columns: list[str], rows: list[list[str]]) -> None:
     for column in columns:
         table.add_column(column, overflow="fold")
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(escape, row))
     wide_enough().print(table)

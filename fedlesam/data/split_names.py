@@ -13,7 +13,7 @@ from fedlesam import seeds
 from fedlesam.data import splits
 from fedlesam.data.dataset import DataSet
 from fedlesam.data.splits import Indices, Split
-from fedlesam.names import imported, is_path, unknown
+from fedlesam.names import imported, is_path, one_line, unknown
 
 SCHEMES = {
     "iid": "the same mixture for every client, equal sizes",
@@ -86,8 +86,8 @@ def _by_file(path: Path, samples: int) -> Split:
                 owners = [row[-1].strip() for row in csv.reader(file) if row]
         else:
             owners = [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-    except (OSError, ValueError, csv.Error) as error:
-        raise ValueError(f"split by:{path}: cannot read the client ids: {error}") from error
+    except Exception as error:  # numpy raises many kinds for a damaged header
+        raise ValueError(one_line(f"split by:{path}: cannot read the client ids: {error}")) from error
     if len(owners) != samples:
         raise ValueError(f"split by:{path}: has {len(owners)} client ids, the training set has {samples} samples")
     whole = all(str(owner).removeprefix("-").isdecimal() for owner in owners)
@@ -115,7 +115,7 @@ def load_split(path: Path, data: DataSet) -> Split:
             about = json.loads((file.metadata() or {}).get("split", "null"))
             sizes: Indices = file.get_tensor("sizes")
             indices: Indices = file.get_tensor("indices")
-    except (OSError, SafetensorError, json.JSONDecodeError) as error:
+    except (OSError, SafetensorError, ValueError, TypeError, RecursionError) as error:
         raise ValueError(
             f"{where}: cannot be read as a saved split: {error}; make one with `fedlesam split`"
         ) from error

@@ -3,20 +3,26 @@
 import builtins
 import contextlib
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from fedlesam.checks import NotFinite
 from fedlesam.data.batches import size_of
-from fedlesam.engines.serial import Outcome, SerialEngine
+from fedlesam.disk import Damaged, Seal, check_seal
+from fedlesam.engines.serial import Outcome, Saved, SerialEngine, without_file
 from fedlesam.engines.world import WorkerLost, World
 from fedlesam.evaluation import BatchScore, Evaluation, combine
-from fedlesam.messages import Broadcast
-from fedlesam.reduction import ExactSum, Note, Reduction
-from fedlesam.store import Store
+from fedlesam.interrupt import Interrupted
+from fedlesam.messages import Broadcast, Memory
+from fedlesam.reduction import ExactSum, Note
+from fedlesam.store import Store, anchor_file, client_file
+
+Error = Exception | Interrupted
+"""What a process reports and the leader raises."""
 
 
 def assign(sizes: dict[int, int], homes: dict[int, int], workers: int) -> list[list[int]]:
@@ -38,21 +44,20 @@ class DistributedEngine:
         self.store = here.store
         self.homes: dict[int, int] = {}
         self.jobs: list[list[int]] = []
-        self.told: Tensor | None = None
+        self.remember: list[tuple[int, bool]] = []
+        """Who answered, and whether there is anything to remember."""
+        self.told: tuple[int, Tensor] | None = None
+        """The round and the model that the others have; after a round without answers the model is the same."""
 
     def train(self, sent: Broadcast, chosen: Sequence[int]) -> Outcome:
         self._tell(sent)
         sizes = {client: self._work(sent.round, client) for client in chosen}
         self.jobs = assign(sizes, self.homes if self.pinned else {}, self.world.size)
         self.world.broadcast({"do": "train", "jobs": self.jobs})
-        outcome, error = work(self.here, sent, self.jobs[0], self.world)
-        reports = self.world.gather(*report(outcome, described(error, self.here)))
-        joined, problem = self._join(sent, reports), first_error(reports, error)
-        if problem is None:
-            try:
-                joined.reduction.check_range()
-            except NotFinite as too_large:
-                problem = too_large
+        outcome, error = work(self.here, sent, self.jobs, self.world)
+        reports = self.world.gather(*report(self.here, outcome, described(error, self.here)))
+        joined, problem = self._join(sent, chosen, reports), first_error(reports, error)
+        self.remember = [pair for about, _ in reports for pair in about["remember"]]
         names = sorted({name for about, _ in reports for name in about["names"]})
         self.world.broadcast({"names": [] if problem else names})
         if problem is not None:
@@ -63,15 +68,16 @@ class DistributedEngine:
             joined.reduction.sums[name] = total
         return joined
 
-    def _join(self, sent: Broadcast, reports: list[Any]) -> Outcome:
+    def _join(self, sent: Broadcast, chosen: Sequence[int], reports: list[Any]) -> Outcome:
         """All that was reported; the sums come after."""
-        reduction = Reduction(sent.round, self.here.by_examples)
+        reduction = self.here.reduction(sent.round, chosen)
         joined = Outcome(reduction)
         for about, tensors in reports:
             for client, note in about["notes"]:
                 mark = f"{client}/"
                 buffers = {name.removeprefix(mark): t for name, t in tensors.items() if name.startswith(mark)}
                 reduction.notes[client] = Note(**note, buffers=buffers)
+            joined.left_out |= dict(about["left_out"])
             reduction.lr = about["lr"] or reduction.lr
             joined.backward_passes += about["backward_passes"]
             joined.bytes_up += about["bytes_up"]
@@ -91,18 +97,72 @@ class DistributedEngine:
 
     def commit(self) -> None:
         if self.pinned:
-            self.homes |= {client: rank for rank, job in enumerate(self.jobs) for client in job}
-        self.world.broadcast({"do": "commit", "clients": [client for job in self.jobs for client in job]})
-        commit_round(self.here, [client for job in self.jobs for client in job], self.pinned)
+            remember = dict(self.remember)
+            self.homes |= {c: rank for rank, job in enumerate(self.jobs) for c in job if remember.get(c)}
+        self.world.broadcast({"do": "commit", "remember": self.remember})
+        commit_round(self.here, self.remember, self.pinned)
+
+    def save(self, folder: Path, known: Collection[str]) -> Saved:
+        """Memories that all share the leader saves; pinned ones everyone saves for themselves."""
+        if not self.pinned:
+            return self.here.save(folder, known)
+        self.world.broadcast({"do": "save", "folder": str(folder), "known": list(known)})
+        about, error = save_here(self.here, folder, known, self.world.rank)
+        heard = self.world.gather(about)
+        problem = first_error(heard, error)
+        if problem is not None:
+            raise problem
+        saved = Saved({}, {})
+        for about, _ in heard:
+            saved.rounds.update(about["rounds"])
+            saved.seals.update({name: Seal(**seal) for name, seal in about["seals"].items()})
+        return saved
+
+    def adopt(self, folder: Path, rounds: Mapping[int, int], seals: Mapping[str, Seal]) -> None:
+        """Memories that all share are the leader's to look after; pinned ones go to a machine that has them.
+
+        Where machines share no file system, each has the files of the clients that were pinned to it.
+        """
+        empty = without_file(rounds, seals)
+        if not self.pinned:
+            self.here.adopt(folder, rounds, seals)
+            self.world.broadcast({"do": "know", "rounds": list(rounds.items()), "empty": list(empty)})
+            return
+        wanted = {name: asdict(seal) for name, seal in seals.items()}
+        self.world.broadcast({"do": "have?", "folder": str(folder), "seals": wanted})
+        have = [set(about["have"]) for about, _ in self.world.gather({"have": intact(folder, seals)})]
+        shares: list[dict[int, int]] = [{} for _ in have]
+        missing = []
+        for client, round in rounds.items():
+            needs = {client_file(round, client), anchor_file(round)} & seals.keys()
+            able = [rank for rank, names in enumerate(have) if needs <= names]
+            if able:
+                shares[able[client % len(able)]][client] = round
+            else:
+                missing.append(client_file(round, client))
+        if missing:
+            raise Damaged(f"{folder / missing[0]}: is damaged or on no machine of this run")
+        self.homes = {client: rank for rank, share in enumerate(shares) for client in share if client not in empty}
+        hands = [list(share.items()) for share in shares]
+        self.world.broadcast({"do": "adopt", "folder": str(folder), "shares": hands, "empty": list(empty)})
+        about, error = adopt_share(self.here, folder, shares[0], empty, self.world.rank)
+        problem = first_error(self.world.gather(about), error)
+        if problem is not None:
+            raise problem
+
+    def collect(self, folder: Path, named: Collection[str]) -> None:
+        if self.pinned:
+            self.world.broadcast({"do": "collect", "folder": str(folder), "named": list(named)})
+        self.here.collect(folder, named)
 
     def close(self) -> None:
         dismiss(self.world)
 
     def _tell(self, sent: Broadcast) -> None:
         """The global model and what the rules broadcast with it, once per round."""
-        if self.told is sent.weights:
+        if self.told is not None and self.told[0] == sent.round and self.told[1] is sent.weights:
             return
-        self.told = sent.weights
+        self.told = sent.round, sent.weights
         tensors = {f"buffers/{name}": tensor for name, tensor in sent.buffers.items()}
         for slot in ("perturbation", "correction"):
             tensors |= {f"{slot}/{name}": tensor for name, tensor in getattr(sent, slot).items()}
@@ -116,6 +176,8 @@ class DistributedEngine:
 
 def dismiss(world: World) -> None:
     """Let the others go."""
+    if not world.open:
+        return
     if not world.lost.is_set():
         with contextlib.suppress(WorkerLost):
             world.broadcast({"do": "stop"})
@@ -150,15 +212,28 @@ def _serve(here: SerialEngine, pinned: bool, world: World) -> None:
         about, tensors = world.broadcast()
         if about["do"] == "stop":
             return
+        folder = Path(about.get("folder", ""))
         if about["do"] == "state":
             sent = received(about["round"], tensors, here)
         elif about["do"] == "commit":
-            commit_round(here, about["clients"], pinned)
+            commit_round(here, about["remember"], pinned)
+        elif about["do"] == "save":
+            world.gather(save_here(here, folder, about["known"], world.rank)[0])
+        elif about["do"] == "have?":
+            seals = {name: Seal(**seal) for name, seal in about["seals"].items()}
+            world.gather({"have": intact(folder, seals)})
+        elif about["do"] == "know":
+            here.store.know(dict(about["rounds"]), about["empty"])
+        elif about["do"] == "adopt":
+            share = dict(about["shares"][world.rank])
+            world.gather(adopt_share(here, folder, share, about["empty"], world.rank)[0])
+        elif about["do"] == "collect":
+            here.collect(folder, about["named"])
         elif sent is not None and about["do"] == "evaluate":
             world.gather(score(here, sent, world)[0])
         elif sent is not None and about["do"] == "train":
-            outcome, error = work(here, sent, about["jobs"][world.rank], world)
-            world.gather(*report(outcome, described(error, here, world.rank)))
+            outcome, error = work(here, sent, about["jobs"], world)
+            world.gather(*report(here, outcome, described(error, here, world.rank)))
             names = world.broadcast()[0]["names"]
             for name in names:
                 world.add_up((outcome.reduction.sums.get(name) or ExactSum(sent.weights)).total)
@@ -172,24 +247,59 @@ def received(round: int, tensors: dict[str, Tensor], here: SerialEngine) -> Broa
     return Broadcast(round, parts["weights"][""], parts["buffers"], parts["perturbation"], parts["correction"])
 
 
-def work(here: SerialEngine, sent: Broadcast, job: list[int], world: World) -> tuple[Outcome, Exception | None]:
+def work(here: SerialEngine, sent: Broadcast, jobs: list[list[int]], world: World) -> tuple[Outcome, Error | None]:
+    def check() -> None:
+        here.halt.check()
+        world.check()
+
+    everyone = [client for job in jobs for client in job]
     try:
-        return here.train_here(sent, job, world.check), None
+        return here.train_here(sent, jobs[world.rank], everyone, check), None
     except WorkerLost:
         raise
-    except Exception as error:
-        return Outcome(Reduction(sent.round)), error
+    except (Exception, Interrupted) as error:
+        here.pending = {}
+        return Outcome(here.reduction(sent.round, [])), error
 
 
-def score(here: SerialEngine, state: Broadcast, world: World) -> tuple[Any, Exception | None]:
+def score(here: SerialEngine, state: Broadcast, world: World) -> tuple[Any, Error | None]:
     try:
         scores = here.score_here(state, world.rank, world.size)
         return {"scores": [asdict(score) for score in scores], "error": None}, None
-    except Exception as error:
+    except (Exception, Interrupted) as error:
         return {"scores": [], "error": described(error, here, world.rank)}, error
 
 
-def report(outcome: Outcome, error: dict[str, Any] | None) -> tuple[Any, dict[str, Tensor]]:
+def save_here(here: SerialEngine, folder: Path, known: Collection[str], rank: int) -> tuple[Any, Error | None]:
+    try:
+        saved = here.save(folder, set(known))
+    except Exception as error:
+        return {"rounds": [], "seals": {}, "error": described(error, here, rank)}, error
+    seals = {name: asdict(seal) for name, seal in saved.seals.items()}
+    return {"rounds": list(saved.rounds.items()), "seals": seals, "error": None}, None
+
+
+def adopt_share(
+    here: SerialEngine, folder: Path, share: Mapping[int, int], empty: Collection[int], rank: int
+) -> tuple[Any, Error | None]:
+    try:
+        here.store.adopt(folder, share, set(empty) & share.keys())
+    except Exception as error:
+        return {"error": described(error, here, rank)}, error
+    return {"error": None}, None
+
+
+def intact(folder: Path, seals: Mapping[str, Seal]) -> list[str]:
+    """Those of the sealed files that lie here unharmed."""
+    found = []
+    for name, seal in seals.items():
+        with contextlib.suppress(Damaged):
+            check_seal(folder / name, seal)
+            found.append(name)
+    return found
+
+
+def report(here: SerialEngine, outcome: Outcome, error: dict[str, Any] | None) -> tuple[Any, dict[str, Tensor]]:
     """What the leader has to hear of a share of the round, but for the sums."""
     reduction, notes = outcome.reduction, []
     buffers: dict[str, Tensor] = {}
@@ -198,6 +308,8 @@ def report(outcome: Outcome, error: dict[str, Any] | None) -> tuple[Any, dict[st
         buffers |= {f"{client}/{name}": tensor for name, tensor in note.buffers.items()}
     about = {
         "notes": notes,
+        "left_out": list(outcome.left_out.items()),
+        "remember": [(client, memory is None or bool(memory)) for client, memory in here.pending.items()],
         "names": list(reduction.sums),
         "lr": reduction.lr,
         "backward_passes": outcome.backward_passes,
@@ -207,7 +319,7 @@ def report(outcome: Outcome, error: dict[str, Any] | None) -> tuple[Any, dict[st
     return about, buffers
 
 
-def described(error: Exception | None, here: SerialEngine, rank: int = 0) -> dict[str, Any] | None:
+def described(error: Error | None, here: SerialEngine, rank: int = 0) -> dict[str, Any] | None:
     """An exception as data; of a class that is not Python's own, the nearest that is."""
     if error is None:
         return None
@@ -217,13 +329,16 @@ def described(error: Exception | None, here: SerialEngine, rank: int = 0) -> dic
         "args": list(error.args) if simple else [str(error)],
         "notes": getattr(error, "__notes__", []),
         "finite": [error.what, error.round, error.client] if isinstance(error, NotFinite) else None,
+        "signum": error.signum if isinstance(error, Interrupted) else None,
         "client": error.client if isinstance(error, NotFinite) else here.training,
         "rank": rank,
     }
 
 
-def rebuilt(error: dict[str, Any]) -> Exception:
+def rebuilt(error: dict[str, Any]) -> Error:
     """The same exception here; nothing of it is unpickled."""
+    if error["signum"]:
+        return Interrupted(error["signum"])
     kind = getattr(builtins, error["kind"])
     try:
         made: Exception = NotFinite(*error["finite"]) if error["finite"] else kind(*error["args"])
@@ -234,18 +349,19 @@ def rebuilt(error: dict[str, Any]) -> Exception:
     return made
 
 
-def first_error(reports: list[Any], mine: Exception | None) -> Exception | None:
-    """The one that a single process would have met first: its client has the smallest number."""
-    errors = sorted((about["error"] for about, _ in reports if about["error"]), key=lambda e: (e["client"], e["rank"]))
+def first_error(reports: list[Any], mine: Error | None) -> Error | None:
+    """The one that a single process would have met first: its client has the smallest number; but a stop is a stop."""
+    found = [about["error"] for about, _ in reports if about["error"]]
+    errors = sorted(found, key=lambda e: (e["signum"] is None, e["client"], e["rank"]))
     if not errors:
         return None
     return mine if errors[0]["rank"] == 0 else rebuilt(errors[0])
 
 
-def commit_round(here: SerialEngine, clients: list[int], pinned: bool) -> None:
-    """With a store that all share, everyone learns who was active; pinned, everyone keeps what is theirs."""
+def commit_round(here: SerialEngine, remember: list[tuple[int, bool]], pinned: bool) -> None:
+    """With a store that all share, everyone learns who answered; pinned, everyone keeps what is theirs."""
     if here.sent is None:
         return
-    mine = clients if not pinned else list(here.pending)
-    here.store.commit(here.sent.round, here.sent.weights, {client: here.pending.get(client) for client in mine})
+    new = here.pending if pinned else {client: None if keeps else Memory() for client, keeps in remember}
+    here.store.commit(here.sent.round, here.sent.weights, new)
     here.pending = {}

@@ -1,21 +1,37 @@
 """The active clients one after the other, in this process."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 
-from fedlesam import seeds
+from fedlesam import disk, seeds
 from fedlesam.algorithms import Algorithm
+from fedlesam.checks import NotFinite
 from fedlesam.client import finish, local_update
-from fedlesam.data.batches import Batches, ClientData
+from fedlesam.data.batches import Batches, ClientData, size_of
+from fedlesam.disk import Seal, check_seal
+from fedlesam.engines.world import WorkerLost
 from fedlesam.evaluation import BatchScore, Evaluation, combine, score_batches
+from fedlesam.interrupt import Halt
 from fedlesam.local import LocalTraining
 from fedlesam.messages import Answer, Broadcast, Memory
 from fedlesam.models.flat import FlatModel
 from fedlesam.reduction import Reduction
-from fedlesam.store import Store
+from fedlesam.store import Store, client_file
+
+LONGEST_REASON = 200
+"""Characters of an error kept in a record."""
+
+NOT_THE_CLIENTS = (WorkerLost, MemoryError, torch.OutOfMemoryError)
+"""What the machine does wrong: to leave a client out for it would make the results a matter of luck."""
+
+
+def is_the_clients(error: Exception) -> bool:
+    """Whether a client may be left out for it. Out of RAM, PyTorch raises no class of its own."""
+    return not isinstance(error, NOT_THE_CLIENTS) and "can't allocate memory" not in str(error)
 
 
 @dataclass
@@ -23,8 +39,25 @@ class Outcome:
     """The answers of a round, summed, and what they cost."""
 
     reduction: Reduction
+    left_out: dict[int, str] = field(default_factory=dict)
+    """Clients that failed, and why."""
     backward_passes: int = 0
     bytes_up: int = 0
+
+
+@dataclass(frozen=True)
+class Saved:
+    """Memories put into a folder."""
+
+    rounds: dict[int, int]
+    """client -> the round its memory is of."""
+    seals: dict[str, Seal]
+    """Of the files that are new there."""
+
+
+def without_file(rounds: Mapping[int, int], seals: Mapping[str, Seal]) -> set[int]:
+    """The clients with nothing to remember."""
+    return {client for client, round in rounds.items() if client_file(round, client) not in seals}
 
 
 @dataclass
@@ -40,24 +73,35 @@ class SerialEngine:
     by_examples: bool
     test: Batches | None
     store: Store
+    halt: Halt
+    drop: bool = False
+    """Leave clients out that fail; or else stop at the first."""
+    max_norm: float | None = None
+    """Of an update; a larger one is a failure."""
 
     def __post_init__(self) -> None:
         self.sent: Broadcast | None = None
         self.pending: dict[int, Memory | None] = {}
+        self.left_out: dict[int, str] = {}
         self.training = 0
         """The client being trained, whose an error is."""
 
     def train(self, sent: Broadcast, chosen: Sequence[int]) -> Outcome:
-        return self.train_here(sent, chosen)
+        return self.train_here(sent, chosen, chosen, self.halt.check)
 
     def train_here(
-        self, sent: Broadcast, chosen: Sequence[int], before_step: Callable[[], None] | None = None
+        self, sent: Broadcast, chosen: Sequence[int], everyone: Sequence[int], before_step: Callable[[], None]
     ) -> Outcome:
-        self.sent, self.pending = sent, {}
-        outcome, passes = Outcome(Reduction(sent.round, self.by_examples)), self.model.backward_passes
+        """Train those of the round's clients that are this process's."""
+        self.sent, self.pending, self.left_out = sent, {}, {}
+        outcome, passes = Outcome(self.reduction(sent.round, everyone), self.left_out), self.model.backward_passes
         with self.settings():
             for answer in self.answers(sent, chosen, before_step):
-                outcome.reduction.add(answer)
+                try:
+                    outcome.reduction.add(answer)
+                except NotFinite as error:
+                    self.leave_out(answer.client, error)
+                    continue
                 outcome.bytes_up += answer.nbytes
                 kept = self.store.prepare(sent.round, answer.client, answer.memory, sent.weights)
                 self.pending[answer.client] = kept
@@ -65,19 +109,31 @@ class SerialEngine:
         outcome.backward_passes = self.model.backward_passes - passes
         return outcome
 
-    def answers(
-        self, sent: Broadcast, chosen: Sequence[int], before_step: Callable[[], None] | None
-    ) -> Iterator[Answer]:
+    def reduction(self, round: int, everyone: Sequence[int]) -> Reduction:
+        weight = sum(size_of(self.clients[client]) for client in everyone) if self.by_examples else len(everyone)
+        return Reduction(round, max(1, weight), by_examples=self.by_examples, max_norm=self.max_norm)
+
+    def answers(self, sent: Broadcast, chosen: Sequence[int], before_step: Callable[[], None]) -> Iterator[Answer]:
+        """Of those that do not fail, in any order."""
         for client in chosen:
             self.training = client
-            memory, data = self.store.get(client, Memory()), self.clients[client]
-            rules, local = self.algorithm, self.local
+            memory = self.store.get(client, Memory()).to(self.model.device)
+            data, rules, local = self.clients[client], self.algorithm, self.local
             steps = local_update(self.model, data, rules, local, sent, memory, client=client, seed=self.seed)
             try:
-                yield finish(steps, before_step)
+                answer = finish(steps, before_step)
             except Exception as error:
                 error.add_note(f"while training client {client} in round {sent.round}")
-                raise
+                self.leave_out(client, error)
+            else:
+                yield answer
+
+    def leave_out(self, client: int, error: Exception) -> None:
+        """Note why a client is not part of the round, or stop where that was asked for."""
+        if not (self.drop and is_the_clients(error)):
+            raise error
+        what = error.what if isinstance(error, NotFinite) else f"{type(error).__name__}: {error}"
+        self.left_out[client] = what.splitlines()[0][:LONGEST_REASON]
 
     def evaluate(self, state: Broadcast) -> Evaluation | None:
         return combine(self.score_here(state, 0, 1)) if self.test is not None else None
@@ -87,13 +143,27 @@ class SerialEngine:
         assert self.test is not None
         with self.settings():
             self.model.load(state.weights, state.buffers)
-            return score_batches(self.model, self.test, self.local.loss, part, parts)
+            return score_batches(self.model, self.test, self.local.loss, part, parts, self.halt.check)
 
     def commit(self) -> None:
         """Make the memories of the last trained round current."""
         if self.sent is not None:
             self.store.commit(self.sent.round, self.sent.weights, self.pending)
         self.pending = {}
+
+    def save(self, folder: Path, known: Collection[str]) -> Saved:
+        """Put all memories into a folder, lastingly."""
+        return Saved(dict(self.store.rounds), self.store.save(folder, known))
+
+    def adopt(self, folder: Path, rounds: Mapping[int, int], seals: Mapping[str, Seal]) -> None:
+        """Begin with memories from a folder, once they are known to be what was saved."""
+        for name, seal in seals.items():
+            check_seal(folder / name, seal)
+        self.store.adopt(folder, rounds, without_file(rounds, seals))
+
+    def collect(self, folder: Path, named: Collection[str]) -> None:
+        """Delete from a folder what is not named."""
+        disk.collect(folder, named)
 
     def close(self) -> None:
         """Nothing to stop."""

@@ -15,7 +15,7 @@ from torch.func import functional_call, grad_and_value, vmap
 from fedlesam import seeds
 from fedlesam.checks import NotFinite
 from fedlesam.data.batches import Batches, batch_indices, size_of
-from fedlesam.engines.serial import SerialEngine
+from fedlesam.engines.serial import SerialEngine, is_the_clients
 from fedlesam.messages import Answer, Broadcast, Memory
 from fedlesam.rules.base import LocalResult
 from fedlesam.vectors import CLIP_EPS
@@ -24,12 +24,14 @@ LARGEST = 64_000_000
 """Entries of the stacked weights at a time."""
 
 
+class NotStackable(ValueError):
+    """No fault of a client."""
+
+
 class StackedEngine(SerialEngine):
     """Stacks the active clients that have as many samples and epochs as each other; the rest train one by one."""
 
-    def answers(
-        self, sent: Broadcast, chosen: Sequence[int], before_step: Callable[[], None] | None
-    ) -> Iterator[Answer]:
+    def answers(self, sent: Broadcast, chosen: Sequence[int], before_step: Callable[[], None]) -> Iterator[Answer]:
         if self.model.buffer_names:
             raise ValueError(
                 "the stacked engine cannot train models with buffers such as BatchNorm's; use the plain engine"
@@ -44,16 +46,25 @@ class StackedEngine(SerialEngine):
                 group = clients[start : start + most]
                 if len(group) == 1:
                     yield from super().answers(sent, group, before_step)
+                    continue
+                try:
+                    answers = self.together(sent, group, size, epochs, before_step)
+                except NotStackable:
+                    raise
+                except Exception as error:
+                    if not (self.drop and is_the_clients(error)):
+                        raise
+                    yield from super().answers(sent, group, before_step)  # one by one: who fails, and who does not
                 else:
-                    yield from self.together(sent, group, size, epochs, before_step)
+                    yield from answers
 
     def together(
-        self, sent: Broadcast, group: list[int], size: int, epochs: int, before_step: Callable[[], None] | None
-    ) -> Iterator[Answer]:
+        self, sent: Broadcast, group: list[int], size: int, epochs: int, before_step: Callable[[], None]
+    ) -> list[Answer]:
         self.training = group[0]
         rule, correction, local = self.algorithm.perturbation, self.algorithm.correction, self.local
         anchor, device, lr = sent.weights, self.model.device, local.lr_at(sent.round, self.algorithm)
-        memories = [self.store.get(client, Memory()) for client in group]
+        memories = [self.store.get(client, Memory()).to(device) for client in group]
         masks = [seeds.derive(self.seed, "step", sent.round, client) for client in group]
         draws = [seeds.generator(self.seed, "batches", sent.round, client) for client in group]
         batches = [Batches(self.clients[client], device) for client in group]
@@ -90,9 +101,8 @@ class StackedEngine(SerialEngine):
                     seeds.reseed_torch(mask, device)
                     torch.add(v[i], rule.ascend(previous[i], v[i], mine[i], sent.perturbation), out=u[i])
             g, loss = gradient(u, x, y)
-            if before_step is not None:
-                before_step()
-            self._check(loss, f"the loss of step {steps}", sent.round, group)
+            before_step()
+            self._check(loss, f"the loss of step {steps} is not finite", sent.round, group)
             if rule.gradient == "previous":
                 previous.copy_(g)
             if inner:
@@ -113,24 +123,28 @@ class StackedEngine(SerialEngine):
             losses += loss.double().cpu()
             steps += 1
 
+        answers = []
         for i, client in enumerate(group):
             memory = memories[i]
             result = LocalResult(v[i] - start[i], steps, lr)
             if not all(math.isfinite(end) for end in result.update.aminmax()):
-                raise NotFinite("the update", sent.round, client)
+                raise NotFinite("the update is not finite", sent.round, client)
             after = Memory(
                 rule.remember(anchor, mine[i]), correction.remember(memory.correction, sent.correction, result)
             )
-            yield Answer(
-                client=client,
-                examples=size,
-                result=result,
-                loss=float(losses[i]) / steps,
-                perturbation=rule.upload(mine[i]),
-                correction=correction.upload(memory.correction, after.correction),
-                buffers={},
-                memory=after,
+            answers.append(
+                Answer(
+                    client=client,
+                    examples=size,
+                    result=result,
+                    loss=float(losses[i]) / steps,
+                    perturbation=rule.upload(mine[i]),
+                    correction=correction.upload(memory.correction, after.correction),
+                    buffers={},
+                    memory=after,
+                )
             )
+        return answers
 
     def _gradient(self) -> Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]:
         """Gradients (clients x entries) and losses of stacked weights, each on its own batch."""
@@ -149,7 +163,7 @@ class StackedEngine(SerialEngine):
             try:
                 g, losses = each(weights, x, y)
             except RuntimeError as error:
-                raise ValueError(
+                raise NotStackable(
                     f"the stacked engine cannot train this model or loss ({str(error).splitlines()[0]}); "
                     "use the plain engine"
                 ) from error

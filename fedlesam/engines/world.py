@@ -14,6 +14,8 @@ import signal
 import sys
 import tempfile
 import threading
+import time
+import uuid
 from collections.abc import Callable, Mapping
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -23,7 +25,10 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load, save
 from torch import Tensor
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]
+from torch.distributed.rendezvous import rendezvous
 
+from fedlesam.interrupt import STOPS
 from fedlesam.messages import apart
 
 FOREVER = datetime.timedelta(days=365)
@@ -113,8 +118,30 @@ def from_environment() -> World | None:
         return None
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if not dist.is_initialized():
-        _join()
+        store = next(rendezvous("env://", timeout=FOREVER))[0]
+        _join(store=PrefixStore(_agree(store, rank, size), store), rank=rank, world_size=size)
     return World(rank, size)
+
+
+def _agree(store: Any, rank: int, size: int) -> str:
+    """A name for this meeting. After a restart torchrun's store still has all that the processes before wrote into it.
+
+    The leader makes the name and everyone signs; one that signed an old name is not among its signatures.
+    """
+    mine = uuid.uuid4().hex
+    if rank == 0:
+        store.set("fedlesam", mine)
+        signed = [store.get(f"{mine}/{other}").decode() for other in range(1, size)]
+        store.set(f"{mine}/signed", json.dumps(signed))
+        return mine
+    while True:
+        name: str = store.get("fedlesam").decode()
+        store.set(f"{name}/{rank}", mine)
+        with contextlib.suppress(dist.DistStoreError):
+            store.wait([f"{name}/signed"], datetime.timedelta(seconds=1))
+            if mine in json.loads(store.get(f"{name}/signed")):
+                return name
+            time.sleep(0.1)
 
 
 def start_local(workers: int, threads: int | None, serve: Callable[[World], None]) -> World:
@@ -165,8 +192,9 @@ def _await(sign: Any) -> None:
 def _worker(
     rank: int, size: int, meeting: str, parent: int, threads: int | None, serve: Callable[[World], None], tell: Any
 ) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.set_wakeup_fd(-1)  # its parent listens to that
+    for signum in STOPS:  # a signal to the whole group is the leader's to answer; this process goes with it
+        signal.signal(signum, signal.SIG_IGN)
     _die_with_parent(parent)
     torch.set_num_threads(threads or 1)
     with tell:

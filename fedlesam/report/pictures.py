@@ -1,98 +1,159 @@
 """Pictures of runs and splits, drawn without a screen."""
 
-from collections import defaultdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from fedlesam.report.read import Run
+from fedlesam.report.charts import Chart, learning_curves
+from fedlesam.report.groups import Group, compare_runs
+from fedlesam.report.read import Run, Surface
 
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D31")
-"""Okabe and Ito's colours, which colour-blind readers can tell apart, less the yellow that vanishes on white."""
+COLUMN = 3.4
+"""Width of a column of a paper, in inches."""
 
-FAMILY = {
-    name: i
-    for i, names in enumerate(
-        (
-            ("fedavg", "fedprox", "freesam-d"),
-            ("fedlesam", "fedadam"),
-            ("scaffold", "freesam"),
-            ("fedsam", "fedlesam-m"),
-            ("fedlesam-s", "fedcm", "mofedsam"),
-            ("fedgamma", "fedlesam-d"),
-            ("feddyn", "freesam-s"),
-            ("fedsmoo",),
-        )
-    )
-    for name in names
+PAPER: dict[Any, Any] = {
+    "font.size": 8,
+    "axes.titlesize": 8,
+    "axes.labelsize": 8,
+    "xtick.labelsize": 7,
+    "ytick.labelsize": 7,
+    "legend.fontsize": 7,
+    "axes.linewidth": 0.6,
+    "pdf.fonttype": 42,  # fonts that journals take
 }
-
-
-def style(algorithm: str, taken: list[str]) -> tuple[str, str]:
-    """Colour and line of a method: the same in every picture; a method not of the catalogue gets what is left.
-
-    Perturbations that cost nothing are dashed: they often lie on top of their base.
-    """
-    if algorithm in FAMILY:
-        shared = "-." if algorithm in ("fedprox", "mofedsam") else "-"
-        line = "--" if algorithm.startswith("fedlesam") else ":" if algorithm.startswith("freesam") else shared
-        return COLOURS[FAMILY[algorithm]], line
-    used = {FAMILY[name] for name in taken if name in FAMILY}
-    left = [colour for i, colour in enumerate(COLOURS) if i not in used] or list(COLOURS)
-    return left[[name for name in taken if name not in FAMILY].index(algorithm) % len(left)], "-"
+PAPER_DOTS = 300
 
 
 def accuracy_curves(runs: list[Run], path: Path, title: str) -> Path:
     """Test accuracy over rounds: the mean over seeds, and the range between the lowest and the highest."""
+    comparison = compare_runs(runs)
     figure = Figure(figsize=(7.2, 4.4), layout="constrained")
     axes = figure.subplots()
-    by_method: dict[str, list[Run]] = defaultdict(list)
-    for run in runs:
-        by_method[run.algorithm].append(run)
-    ends = []
-    for name, seeds in by_method.items():
-        curves = [dict(zip(*run.curve("test_accuracy"), strict=True)) for run in seeds]
-        rounds = sorted(set.intersection(*(set(curve) for curve in curves)))
-        if not rounds:
-            continue
-        values = np.array([[100 * curve[r] for r in rounds] for curve in curves])
-        colour, line = style(name, list(by_method))
-        axes.plot(rounds, values.mean(0), color=colour, linestyle=line, linewidth=1.4, label=name)
-        if len(seeds) > 1:
-            axes.fill_between(rounds, values.min(0), values.max(0), color=colour, alpha=0.15, linewidth=0)
-        ends.append(values.mean(0))
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set(xlabel="round", ylabel="test accuracy (%)", title=title)
-    if ends:
-        low = min(float(np.percentile(curve, 10)) for curve in ends)
-        axes.set_ylim(bottom=max(0.0, low - 5))
+    charts = [chart for chart in learning_curves(comparison) if chart.key == "test_accuracy"]
+    if charts:
+        _curves(axes, charts[0], comparison.groups, 1.4)
         axes.legend(frameon=False, loc="lower right", fontsize=9)
+    axes.set(xlabel="round", ylabel="test accuracy (%)", title=title)
+    return save(figure, path)
+
+
+def chart_picture(chart: Chart, groups: list[Group], paths: list[Path]) -> list[Path]:
+    """One chart of the report in the style of a paper."""
+    names = 1 + max(len(groups[series.group].label) for series in chart.series)
+    columns = max(1, min(4, 44 // (names + 6)))
+    rows = -(-len(chart.series) // columns)
+    with rc_context(PAPER):
+        figure = Figure(figsize=(COLUMN, 2.3 + 0.14 * rows), layout="constrained")
+        axes = figure.subplots()
+        _curves(axes, chart, groups, 1.0)
+        axes.set(xlabel=chart.x_label, ylabel=plain(chart.y_label))
+        if len(chart.series) > 1:
+            figure.legend(loc="outside lower center", ncol=columns, frameon=False, handlelength=2.2, columnspacing=1.0)
+        return [save(figure, path, PAPER_DOTS) for path in paths]
+
+
+def _curves(axes: Axes, chart: Chart, groups: list[Group], width: float) -> None:
+    for series in chart.series:
+        colour, line = groups[series.group].look
+        axes.plot(
+            series.x,
+            series.mean,
+            color=colour,
+            linestyle=line,
+            linewidth=width,
+            marker="o" if chart.points else None,
+            markersize=2.5,
+            label=plain(groups[series.group].label),
+        )
+        if series.low is not None and series.high is not None:
+            axes.fill_between(series.x, series.low, series.high, color=colour, alpha=0.15, linewidth=0)
+    if chart.key == "test_accuracy":
+        axes.set_ylim(bottom=floor(chart))
+    if chart.x_label == "round":
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    if chart.log:
+        axes.set_yscale("log")
     axes.grid(alpha=0.25, linewidth=0.5)
     axes.spines[["top", "right"]].set_visible(False)
-    return save(figure, path)
+
+
+def floor(chart: Chart) -> float:
+    """Where an axis of accuracies starts: the first rounds of all methods are alike, and would take half of it."""
+    return max(0.0, min(float(np.percentile(series.mean, 10)) for series in chart.series) - 5)
+
+
+def plain(text: str) -> str:
+    """Matplotlib takes what stands between dollar signs for mathematics."""
+    return text.replace("$", r"\$")
 
 
 def split_heat_map(counts: NDArray[np.int64], classes: list[str], path: Path, title: str) -> Path:
     """Samples of each class (rows) at each client (columns), as in the paper's figure 5."""
     figure = Figure(figsize=(7.2, 3.6), layout="constrained")
-    axes: Axes = figure.subplots()
-    image = axes.imshow(counts.T, aspect="auto", cmap="Blues", interpolation="nearest", origin="lower")
-    axes.set(xlabel="client", ylabel="class", title=title)
-    if len(classes) <= 20:
-        axes.set_yticks(range(len(classes)), classes)
-    figure.colorbar(image, ax=axes, label="samples", pad=0.01)
+    _heat(figure, counts, classes).set_title(title)
     return save(figure, path)
 
 
-def save(figure: Figure, path: Path) -> Path:
+def split_picture(counts: NDArray[np.int64], paths: list[Path]) -> list[Path]:
+    """The same in the style of a paper."""
+    with rc_context(PAPER):
+        figure = Figure(figsize=(COLUMN, 1.9), layout="constrained")
+        _heat(figure, counts, [str(c) for c in range(counts.shape[1])])
+        return [save(figure, path, PAPER_DOTS) for path in paths]
+
+
+def _heat(figure: Figure, counts: NDArray[np.int64], classes: list[str]) -> Axes:
+    axes: Axes = figure.subplots()
+    image = axes.imshow(counts.T, aspect="auto", cmap="Blues", interpolation="nearest", origin="lower")
+    axes.set(xlabel="client", ylabel="class")
+    if len(classes) <= 20:
+        axes.set_yticks(range(len(classes)), classes)
+    figure.colorbar(image, ax=axes, label="samples", pad=0.01)
+    return axes
+
+
+def surfaces_picture(named: list[tuple[str, Surface]], paths: list[Path], *, contour: bool) -> list[Path]:
+    """Loss surfaces side by side, with one scale of heights and colours for all."""
+    finite = np.concatenate([surface.loss[np.isfinite(surface.loss)] for _, surface in named])
+    if not len(finite):
+        return []
+    low, high = float(finite.min()), float(finite.max())
+    high = high if high > low else low + 1
+    columns = min(4, len(named))
+    rows = -(-len(named) // columns)
+    with rc_context(PAPER):
+        figure = Figure(figsize=(1.75 * columns + 0.6, 1.9 * rows), layout="constrained")
+        grid = figure.subplots(rows, columns, squeeze=False, subplot_kw={} if contour else {"projection": "3d"})
+        for axes, (label, surface) in zip(grid.flat, named, strict=False):
+            x, y = np.meshgrid(surface.x, surface.y)
+            loss = np.ma.masked_invalid(surface.loss)
+            if contour:
+                drawn = axes.contourf(x, y, loss, levels=np.linspace(low, high, 21), cmap="cividis")
+                axes.set_aspect("equal")
+            else:
+                drawn = axes.plot_surface(x, y, loss, cmap="cividis", vmin=low, vmax=high, linewidth=0)
+                axes.set_zlim(low, high)
+                axes.tick_params(labelsize=5, pad=-3)
+            axes.set_title(plain(label))
+        for axes in grid.flat[len(named) :]:
+            axes.set_axis_off()
+        figure.colorbar(drawn, ax=grid, label="loss", shrink=0.8)
+        return [save(figure, path, PAPER_DOTS) for path in paths]
+
+
+def save(figure: Figure, path: Path, dots: int = 150) -> Path:
+    """The ending says whether it is a PNG or a PDF."""
     FigureCanvasAgg(figure)
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".part-{path.name}")
-    figure.savefig(beside, dpi=150)
+    undated = {"CreationDate": None} if path.suffix == ".pdf" else None  # the same numbers, the same file
+    figure.savefig(beside, dpi=dots, metadata=undated)
     beside.replace(path)
     return path

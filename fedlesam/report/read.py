@@ -1,5 +1,7 @@
 """Finished or unfinished runs as the report sees them: what is in their folders and nothing else."""
 
+import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -11,6 +13,29 @@ from safetensors import SafetensorError, safe_open
 
 from fedlesam.config import RunConfig
 from fedlesam.runs import RunFolder
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """A line of probes.jsonl."""
+
+    round: int
+    """Rounds done at that state."""
+    probe: str
+    values: dict[str, float]
+    about: dict[str, Any]
+    """With which radius, on how many samples, and so on."""
+
+
+@dataclass(frozen=True)
+class Surface:
+    """The loss along one or two directions through the final model; `y` has no length along one."""
+
+    x: NDArray[np.float64]
+    y: NDArray[np.float64]
+    loss: NDArray[np.float64]
+    """len(x) values, or len(y) rows of len(x)."""
+    about: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -30,20 +55,88 @@ class Run:
         return [x for x, _ in points], [y for _, y in points]
 
     def total(self, name: str) -> float:
-        return float(sum(r[name] for r in self.records))
+        try:
+            return float(sum(r[name] for r in self.records))
+        except KeyError as error:
+            raise ValueError(f"{RunFolder(self.path).metrics}: a round has no {error}") from error
 
     @cached_property
     def accuracy(self) -> dict[str, float]:
+        """By the summary; of a run under way, or killed, by its records so far."""
+        if not self.summary and self.records:
+            from fedlesam.runner import accuracies
+
+            return dict(accuracies(self.records).get("accuracy", {}))
         return dict(self.summary.get("accuracy", {}))
+
+    @property
+    def finished(self) -> bool:
+        return self.summary.get("state") == "finished"
+
+    @cached_property
+    def versions(self) -> dict[str, str]:
+        """Empty where the folder does not say."""
+        try:
+            found = json.loads(RunFolder(self.path).versions.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return {str(name): str(value) for name, value in found.items()} if isinstance(found, dict) else {}
 
     def class_counts(self) -> NDArray[np.int64] | None:
         """Clients x classes, or None where the folder has no split."""
-        try:
-            with safe_open(RunFolder(self.path).split, framework="np") as file:
-                counts: NDArray[np.int64] = file.get_tensor("class_counts")
-                return counts
-        except (OSError, SafetensorError):
+        split = RunFolder(self.path).split
+        if not split.exists():
             return None
+        try:
+            with safe_open(split, framework="np") as file:
+                counts: NDArray[np.int64] = file.get_tensor("class_counts")
+                sizes = file.get_tensor("sizes") if "sizes" in file.keys() else counts.sum(1)  # noqa: SIM118
+            if (
+                counts.ndim != 2
+                or counts.dtype != np.int64
+                or counts.min() < 0
+                or not np.array_equal(counts.sum(1), sizes)
+            ):
+                raise ValueError("its classes do not add up")
+        except (OSError, SafetensorError, ValueError, TypeError) as error:
+            raise ValueError(f"{split}: is damaged: {error}") from error
+        return counts
+
+    @cached_property
+    def measurements(self) -> list[Measurement]:
+        """What probes found, in the order of rounds; of a state probed twice in the same way, the last."""
+        path = self.path / "probes.jsonl"
+        if not path.exists():
+            return []
+        lines = path.read_text(encoding="utf-8").splitlines()
+        found = {}
+        for i, line in enumerate(lines):
+            try:
+                entry = json.loads(line)
+                values = {k: float(v) for k, v in entry["values"].items() if isinstance(v, int | float)}
+                one = Measurement(int(entry["round"]), str(entry["probe"]), values, dict(entry.get("about") or {}))
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                if i == len(lines) - 1 and not line.endswith("}"):
+                    break  # cut off by a crash
+                raise ValueError(f"{path}, line {i + 1}: is not a probe's result: {error!r}") from error
+            found[one.round, one.probe, json.dumps(one.about, sort_keys=True)] = one
+        return sorted(found.values(), key=lambda one: one.round)
+
+    def surface(self, dimensions: int) -> Surface | None:
+        path = self.path / f"surface-{dimensions}d.safetensors"
+        if not path.exists():
+            return None
+        try:
+            with safe_open(path, framework="np") as file:
+                about = json.loads((file.metadata() or {}).get("about", "{}"))
+                x, loss = (np.asarray(file.get_tensor(name), dtype=np.float64) for name in ("x", "loss"))
+                y = np.asarray(file.get_tensor("y"), dtype=np.float64) if dimensions == 2 else np.empty(0)
+        except (OSError, SafetensorError, ValueError) as error:
+            raise ValueError(f"{path}: is not a loss surface: {error}") from error
+        shape = (len(y), len(x)) if dimensions == 2 else (len(x),)
+        if loss.shape != shape:
+            raise ValueError(f"{path}: is not a loss surface: loss has the shape {loss.shape}, not {shape}")
+        return Surface(x, y, loss, about if isinstance(about, dict) else {})
 
 
 def read_run(path: Path) -> Run:
@@ -51,3 +144,17 @@ def read_run(path: Path) -> Run:
     if not folder.config.exists():
         raise ValueError(f"{path}: is not a run folder, it has no config.toml")
     return Run(path, folder.read_config(), folder.read_summary(), folder.read_metrics())
+
+
+def find_runs(paths: Iterable[Path]) -> list[Run]:
+    """Of run folders, and of folders of run folders, each once."""
+    found: dict[Path, Run] = {}
+    for path in paths:
+        if not path.is_dir():
+            raise ValueError(f"{path}: there is no such folder")
+        inside = [path] if RunFolder(path).config.exists() else sorted(p.parent for p in path.glob("*/config.toml"))
+        if not inside:
+            raise ValueError(f"{path}: is not a run folder, and holds none; `fedlesam run` and `compare` make them")
+        for folder in inside:
+            found.setdefault(folder.resolve(), read_run(folder))
+    return list(found.values())

@@ -1,6 +1,7 @@
 """Runs side by side: one row a method, best first."""
 
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
@@ -30,7 +31,11 @@ def ranking(runs: list[Run]) -> list[Row]:
     by_method: dict[str, list[Run]] = defaultdict(list)
     for run in runs:
         by_method[run.algorithm].append(run)
-    rows = [_row(name, seeds) for name, seeds in by_method.items()]
+    return rank(by_method.items())
+
+
+def rank(named: Iterable[tuple[str, list[Run]]]) -> list[Row]:
+    rows = [_row(name, seeds) for name, seeds in named]
     return sorted(rows, key=lambda row: (row.mean_of_last is None, -(row.mean_of_last or 0.0)))
 
 

@@ -112,7 +112,7 @@ def test_help_teaches_with_examples_in_groups(call: Call, command: str) -> None:
 
 
 def test_the_examples_of_the_help_are_commands_that_parse() -> None:
-    for name in ("run", "compare", "split"):
+    for name in ("run", "compare", "split", "report"):
         command = cli.get_command(click.Context(cli), name)
         assert command is not None
         for example in command.examples:  # type: ignore[attr-defined]
@@ -128,6 +128,7 @@ def test_every_setting_of_the_protocol_has_a_flag(call: Call) -> None:
     text = call("run", "--help").out
     flags = "--algorithm --data --data-dir --model --split --clients --active --rounds --seed --threads --out --config"
     flags += " --lr --lr-g --lr-decay --rho --alpha --lam --prox --weight-decay --epochs --batch-size --clip"
+    flags += " --dropout --max-update-norm --on-client-error --checkpoint-every --keep"
     flags += " --clip-scope --momentum --evaluate-every --per-client --set --quiet --json --overwrite --weighting"
     for flag in flags.split():
         assert f"{flag} " in text or f"{flag}\n" in text, flag
@@ -139,7 +140,9 @@ def test_the_list_of_commands(call: Call) -> None:
     assert call().out.startswith("Usage:") or call().err.startswith("Usage:")
 
 
-@pytest.mark.parametrize("args", [["--help"], ["run", "--help"], ["compare", "--help"], ["--version"]])
+@pytest.mark.parametrize(
+    "args", [["--help"], ["run", "--help"], ["compare", "--help"], ["report", "--help"], ["--version"]]
+)
 def test_help_does_not_import_torch(tmp_path: Path, args: list[str]) -> None:
     code = (
         "import sys\n"
@@ -216,18 +219,25 @@ def test_run_writes_a_folder_and_repeating_it_changes_nothing(call: Call, tmp_pa
     assert contents(tmp_path / "x") == before
 
 
-def test_an_unfinished_folder_is_refused_and_overwritten(call: Call, tmp_path: Path) -> None:
-    args = ["run", "--rounds", "1", *TINY, "--out", "x"]
+def bits(folder: Path) -> list[Any]:
+    """What a run computed."""
+    records = [{**record, "seconds": 0} for record in RunFolder(folder).read_metrics()]
+    return [(folder / "model.safetensors").read_bytes(), records]
+
+
+def test_an_unfinished_folder_is_gone_on_with_or_overwritten(call: Call, tmp_path: Path) -> None:
+    args = ["run", "--rounds", "2", *TINY, "--out", "x"]
     call(*args)
-    (tmp_path / "x" / "summary.json").unlink()
-    before = contents(tmp_path / "x")
-    refused = call(*args)
-    assert refused.code == 2
-    assert "error: x: holds this run, unfinished" in refused.err
-    assert "--overwrite" in refused.err
-    assert contents(tmp_path / "x") == before
-    assert call(*args, "--overwrite").code == 0
-    assert RunFolder(tmp_path / "x").read_summary()["state"] == "finished"
+    expected = bits(tmp_path / "x")
+    for more in ([], ["--overwrite"]):
+        for name in ("summary.json", "model.safetensors"):  # as a kill leaves it
+            (tmp_path / "x" / name).unlink()
+        (tmp_path / "x" / "metrics.jsonl").write_text('{"round": 0, "active": [1], "made": "up"}\n{"rou')
+        assert RunFolder(tmp_path / "x").read_summary() == {}
+        done = call(*args, *more)
+        assert (done.code, "error" in done.err) == (0, False)
+        assert RunFolder(tmp_path / "x").read_summary()["state"] == "finished"
+        assert bits(tmp_path / "x") == expected, "without a checkpoint it begins anew"
 
 
 def test_another_config_is_refused_with_the_differences(call: Call, tmp_path: Path) -> None:
@@ -289,7 +299,8 @@ def test_per_client_accuracy_is_printed(call: Call, tmp_path: Path) -> None:
 
 
 def test_numbers_that_are_not_finite_end_with_3(call: Call, tmp_path: Path) -> None:
-    done = call("run", "--rounds", "2", *TINY, "--lr", "1e30", "--clip", "0", "--out", "x")
+    stop = ["--on-client-error", "stop"]
+    done = call("run", "--rounds", "2", *TINY, "--lr", "1e30", "--clip", "0", "--out", "x", *stop)
     assert done.code == 3
     assert done.err.startswith("error: round 0, client ")
     assert len(done.err.splitlines()) == 1
@@ -352,6 +363,7 @@ def test_compare_with_seeds(call: Call, tmp_path: Path) -> None:
         "fedsam-seed1",
         "accuracy.png",
         "split.png",
+        "report.html",
     }
     for row in answer["ranking"]:
         seeds = [RunFolder(tmp_path / "c" / f"{row['algorithm']}-seed{s}").read_summary() for s in (0, 1)]
@@ -385,6 +397,8 @@ def test_demo(call: Call, tmp_path: Path) -> None:
             image.load()
             assert (image.format, image.size) == ("PNG", size)
             assert len(image.convert("RGB").getcolors(10**6)) > 10
+    assert lines[-1] == "report: d/report.html"
+    assert (tmp_path / "d" / "report.html").exists()
     config = RunFolder(tmp_path / "d" / "fedsam-seed0").read_config()
     assert (config.clients, config.active, config.split, config.rounds) == (40, 0.1, "dirichlet:0.1", 2)
 
@@ -458,7 +472,17 @@ def test_split_prints_saves_and_draws_and_run_takes_it_back(call: Call, tmp_path
         (["--algorithm", "math:pi"], ["'math:pi'"]),
         (["--config", "bad.toml"], ["bad.toml, line 2: unknown setting 'roundz': did you mean 'rounds'"]),
         (["--out", "full"], ["full: is not empty and not a run folder", "--out"]),
-        (["--out", "bad.toml"], ["bad.toml", "not a run folder"]),
+        (["--out", "bad.toml"], ["bad.toml: is a file; choose a folder with --out"]),
+        (["--dropout", "1.5"], ["dropout is a probability, from 0 to 1, got 1.5"]),
+        (["--dropout", "-0.1"], ["dropout must be at least 0, got -0.1"]),
+        (["--dropout", "nan"], ["dropout", "nan"]),
+        (["--dropout", "often"], ["--dropout: expected a number, got 'often'"]),
+        (["--max-update-norm", "-1"], ["max_update_norm must be above 0, got -1.0"]),
+        (["--max-update-norm", "inf"], ["max_update_norm", "inf"]),
+        (["--on-client-error", "ignore"], ["on_client_error must be one of 'drop', 'stop', got 'ignore'"]),
+        (["--checkpoint-every", "0"], ["checkpoint_every must be at least a round or some time, got 0"]),
+        (["--checkpoint-every", "often"], ["--checkpoint-every: expected rounds such as 10", "'often'"]),
+        (["--keep", "0"], ["keep must be a whole number from 1, got 0"]),
     ],
     ids=lambda value: " ".join(value) if value and value[0].startswith("--") else "",
 )
@@ -535,6 +559,7 @@ def test_completion_scripts(call: Call, shell: str) -> None:
         (["run", "--split"], "path", {"pathological:"}),
         (["run", "--clip-scope"], "", {"loss", "corrected"}),
         (["run"], "--weight", {"--weight-decay", "--weighting"}),
+        (["run", "--on-client-error"], "", {"drop", "stop"}),
     ],
 )
 def test_completions(words: list[str], begun: str, expected: set[str]) -> None:

@@ -64,7 +64,7 @@ def test_cost_is_for_scripts(call: Call) -> None:
     assert found["one_client"] == 2 * 310 * 4
     assert set(found) == {
         "parameters", "clients", "active", "backward_passes_per_round", "bytes_down_per_round", "bytes_up_per_round",
-        "one_client", "client_memory", "ram", "disk",
+        "one_client", "client_memory", "ram", "disk", "checkpoint", "checkpoints",
     }  # fmt: skip
 
 

@@ -1,0 +1,288 @@
+"""Crash-safe save and resume: a round becomes visible whole or not at all.
+
+A checkpoint is a manifest (JSON) that names the server's state, the clients' memories and how far the journals go, each
+with its size and SHA-256. All of that is written and synced first; renaming the manifest into its place is the commit.
+Memories are files per client and round that are never changed, so checkpoints share those that did not change, and what
+no kept manifest names is deleted after the next commit.
+"""
+
+import hashlib
+import json
+import logging
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from fedlesam import disk
+from fedlesam.disk import Damaged, Seal, check_seal
+from fedlesam.engines.serial import Saved
+from fedlesam.federation import Federation
+from fedlesam.journal import Journal
+from fedlesam.messages import apart
+from fedlesam.names import one_line
+from fedlesam.server import ServerState
+from fedlesam.store import anchor_file, client_file
+
+FORMAT = 1
+SLOTS = ("buffers", "perturbation", "correction", "server")
+MANIFEST = re.compile(r"round\d{6,}\.json")
+
+log = logging.getLogger("fedlesam")
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What one checkpoint consists of."""
+
+    run: dict[str, str]
+    round: int
+    """Rounds done."""
+    state: Seal
+    journals: dict[str, Seal]
+    clients: dict[int, int]
+    """client -> the round its memory is of."""
+    memories: dict[str, Seal]
+
+    def dump(self) -> str:
+        body = {"format": FORMAT, **asdict(self)}
+        text = json.dumps(body, sort_keys=True)
+        return json.dumps({"sha256": hashlib.sha256(text.encode()).hexdigest(), "checkpoint": body}, sort_keys=True)
+
+    @classmethod
+    def read(cls, path: Path) -> "Manifest":
+        """Accepts nothing but what `dump` wrote, to the byte."""
+        try:
+            text = path.read_text(encoding="utf-8")
+            body = json.loads(text)["checkpoint"]
+            if body.pop("format") != FORMAT:
+                raise ValueError("it has another format")
+            manifest = cls(
+                run=body["run"],
+                round=body["round"],
+                state=Seal(**body["state"]),
+                journals={name: Seal(**seal) for name, seal in body["journals"].items()},
+                clients={int(client): round for client, round in body["clients"].items()},
+                memories={name: Seal(**seal) for name, seal in body["memories"].items()},
+            )
+            if manifest.dump() != text:
+                raise ValueError("its checksum is wrong")
+            manifest.check(path)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise Damaged(f"{path}: is damaged: {error}") from error
+        return manifest
+
+    def check(self, path: Path) -> None:
+        """The form of what has the right checksum, so that no number or name in it can lead anywhere else."""
+        seals = [self.state, *self.journals.values(), *self.memories.values()]
+        numbers = [self.round, *self.clients, *self.clients.values(), *(seal.size for seal in seals)]
+        texts = [*self.run.values(), *(seal.sha256 for seal in seals)]
+        if not all(type(n) is int and n >= 0 for n in numbers) or not all(isinstance(text, str) for text in texts):
+            raise ValueError("it is not a description of a checkpoint")
+        if path.name != manifest_file(self.round) or any(round >= self.round for round in self.clients.values()):
+            raise ValueError("it is of another round")
+        names = {client_file(round, client) for client, round in self.clients.items()}
+        if not self.memories.keys() <= names | {anchor_file(round) for round in self.clients.values()}:
+            raise ValueError("it names files that are no client's")
+
+
+class Checkpoints:
+    """The checkpoints of one federation in a folder, `keep` of them at a time.
+
+    The `journals` are cut back to a checkpoint when it is loaded. `about` is what else must be the same to go on.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        keep: int = 2,
+        journals: Mapping[str, Journal] | None = None,
+        about: Mapping[str, str] | None = None,
+    ) -> None:
+        self.folder, self.keep = folder, keep
+        self.journals, self.about = dict(journals or {}), dict(about or {})
+        self.chain: list[Manifest] = []
+        """Those there are, the newest last."""
+        self.records: dict[str, list[dict[str, Any]]] = {}
+        """What the journals held when they were begun."""
+
+    @property
+    def clients(self) -> Path:
+        return self.folder / "clients"
+
+    def found(self) -> list[Path]:
+        """The manifests, the newest first."""
+        paths = [path for path in self.folder.glob("round*.json") if MANIFEST.fullmatch(path.name)]
+        return sorted(paths, key=lambda path: (len(path.name), path.name), reverse=True)
+
+    def save(self, federation: Federation) -> None:
+        """Commit the federation's last round."""
+        state = federation.state
+        if self.chain and self.chain[-1].round == state.round:
+            return
+        known = {name: seal for manifest in self.chain for name, seal in manifest.memories.items()}
+        try:
+            disk.make_folder(self.clients)
+            saved = federation.save_memories(self.clients, known.keys())
+            known |= saved.seals
+            names = [client_file(round, client) for client, round in saved.rounds.items()]
+            names += [anchor_file(round) for round in set(saved.rounds.values())]
+            disk.write_tensors(self._state(state.round), apart(flat(state)))
+            manifest = Manifest(
+                run=describe(federation) | self.about,
+                round=state.round,
+                state=disk.seal(self._state(state.round)),
+                journals={name: journal.seal() for name, journal in self.journals.items()},
+                clients=saved.rounds,
+                memories={name: known[name] for name in names if name in known},
+            )
+            disk.write_text(self._manifest(state.round), manifest.dump())
+        except (OSError, SafetensorError) as error:
+            raise OSError(f"{self.folder}: a checkpoint cannot be written: {error}; free some space") from error
+        self.chain.append(manifest)
+        self._prune(federation)
+
+    def load(self, federation: Federation) -> int:
+        """Put the federation where the newest good checkpoint is, and return its round; 0 if there is none."""
+        paths, wrong = self.found(), ""
+        for number, path in enumerate(paths):
+            try:
+                manifest = Manifest.read(path)
+                self._check_run(federation, manifest, path)
+                state = self._read_state(manifest, federation.state)
+                if manifest.journals.keys() != self.journals.keys():
+                    raise Damaged(f"{path}: is damaged: it has other journals than {', '.join(self.journals)}")
+                for name, journal in self.journals.items():
+                    journal.check(manifest.journals[name])
+                federation.restore(state, self.clients, Saved(manifest.clients, manifest.memories))
+            except Damaged as error:
+                wrong = str(error)
+                log.warning("%s; going back to the checkpoint before", error)
+                continue
+            self.chain = [*reversed(self._readable(federation, paths[number + 1 :])), manifest]
+            self._begin(manifest.journals)
+            self._unlink(paths[:number])
+            self._collect(federation)
+            return manifest.round
+        if paths:
+            raise ValueError(
+                f"{self.folder}: none of its {len(paths)} checkpoints can be used (the oldest: {wrong}); "
+                "mend the folder, or start the run again with --overwrite"
+            )
+        if self.folder.exists() and not self.folder.is_dir():
+            raise ValueError(f"{self.folder}: is not a folder, but checkpoints go there; move it away")
+        self._begin({})
+        self._collect(federation)
+        return 0
+
+    def newest(self, federation: Federation) -> ServerState | None:
+        """The server's state of the newest good checkpoint, to look at; nothing is changed."""
+        for path in self.found():
+            try:
+                return self._read_state(Manifest.read(path), federation.state)
+            except Damaged as error:
+                log.warning("%s; looking at the checkpoint before", error)
+        return None
+
+    def _begin(self, seals: Mapping[str, Seal]) -> None:
+        self.records = {name: journal.begin(seals.get(name)) for name, journal in self.journals.items()}
+
+    def _manifest(self, round: int) -> Path:
+        return self.folder / manifest_file(round)
+
+    def _state(self, round: int) -> Path:
+        return self.folder / f"round{round:06d}.safetensors"
+
+    def _readable(self, federation: Federation, paths: list[Path]) -> list[Manifest]:
+        found = []
+        for path in paths:
+            try:
+                manifest = Manifest.read(path)
+                self._check_run(federation, manifest, path)
+                found.append(manifest)
+            except ValueError as error:
+                log.warning("%s", error)
+        return found
+
+    def _check_run(self, federation: Federation, manifest: Manifest, path: Path) -> None:
+        ours = describe(federation) | self.about
+        changed = [
+            f"{name}: {ours.get(name, 'unset')} here, {manifest.run.get(name, 'unset')} there"
+            for name in dict.fromkeys([*ours, *manifest.run])
+            if ours.get(name) != manifest.run.get(name)
+        ]
+        if changed:
+            raise ValueError(one_line(f"{path}: is a checkpoint of another run ({'; '.join(changed)})"))
+
+    def _read_state(self, manifest: Manifest, like: ServerState) -> ServerState:
+        path, device = self._state(manifest.round), like.weights.device
+        check_seal(path, manifest.state)
+        parts: dict[str, dict[str, Tensor]] = {slot: {} for slot in SLOTS}
+        try:
+            tensors = load_file(path, device=str(device))
+            weights = tensors.pop("weights")
+            for name, tensor in tensors.items():
+                slot, _, key = name.partition("/")
+                parts[slot][key] = tensor
+            if forms({"": weights, **parts["buffers"]}) != forms({"": like.weights, **like.buffers}):
+                raise ValueError("it is of another model")
+        except (OSError, SafetensorError, ValueError, KeyError) as error:
+            raise Damaged(f"{path}: is damaged: {error}") from error
+        return ServerState(manifest.round, weights, **parts)
+
+    def _prune(self, federation: Federation) -> None:
+        """Forget all but the newest; manifests go first, so that none is left without its files."""
+        self.chain = self.chain[-self.keep :]
+        kept = {self._manifest(manifest.round) for manifest in self.chain}
+        self._unlink([path for path in self.found() if path not in kept])
+        disk.sync_folder(self.folder)
+        self._collect(federation)
+
+    def _unlink(self, manifests: list[Path]) -> None:
+        for path in manifests:
+            if not path.is_dir():
+                path.unlink(missing_ok=True)
+
+    def _collect(self, federation: Federation) -> None:
+        """Delete what no manifest names, also what an interrupted commit left."""
+        files = [file(manifest.round).name for manifest in self.chain for file in (self._manifest, self._state)]
+        disk.collect(self.folder, files)
+        federation.collect_memories(self.clients, {name for manifest in self.chain for name in manifest.memories})
+
+
+def manifest_file(round: int) -> str:
+    return f"round{round:06d}.json"
+
+
+def forms(tensors: Mapping[str, Tensor]) -> dict[str, object]:
+    return {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
+
+
+def flat(state: ServerState) -> dict[str, Tensor]:
+    named = {f"{slot}/{name}": tensor for slot in SLOTS for name, tensor in getattr(state, slot).items()}
+    return {"weights": state.weights, **named}
+
+
+def describe(federation: Federation) -> dict[str, str]:
+    """What a federation computes, in words that are the same in every process."""
+    local = federation.local
+    settings = {field.name: getattr(local, field.name) for field in fields(local)}
+    return {
+        "algorithm": _words(federation.algorithm),
+        **{f"local.{name}": _words(value) for name, value in settings.items()},
+        "clients": str(len(federation.clients)),
+        "active": str(federation.active),
+        "parameters": str(federation.state.weights.numel()),
+        "seed": str(federation.seed),
+        "weighting": federation.weighting,
+        "failures": f"dropout {federation.dropout}, {federation.on_client_error}, {federation.max_update_norm}",
+    }
+
+
+def _words(value: object) -> str:
+    return re.sub(r" at 0x[0-9a-f]+", "", getattr(value, "__qualname__", repr(value)))

@@ -1,0 +1,125 @@
+"""fedlesam report"""
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import click
+
+from fedlesam.cli.options import OUTPUT, Grouped, GroupedCommand
+
+
+class Accuracy(click.ParamType[float]):
+    """`0.8`, `80%` or `80`."""
+
+    name = "accuracy"
+
+    def convert(self, value: str | float, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        text = str(value)
+        try:
+            number = float(text.removesuffix("%").strip())
+        except ValueError:
+            self.fail(f"expected an accuracy such as 0.8 or 80%, got {text!r}", param, ctx)
+        share = number / 100 if text.endswith("%") or number > 1 else number
+        if not 0 < share <= 1:
+            self.fail(f"an accuracy is above 0 and at most 100%, got {text!r}", param, ctx)
+        return share
+
+
+@click.command(
+    "report",
+    cls=GroupedCommand,
+    short_help="a page with charts and tables of runs",
+    examples=(
+        "fedlesam report runs/x",
+        "fedlesam report runs/fedavg runs/fedlesam --target 80% --target 85% --out report.html",
+        "fedlesam report runs/comparison --figures paper/figures --tables paper/tables",
+    ),
+)
+@click.argument("folders", nargs=-1, required=True, metavar="RUN...", type=click.Path(path_type=Path))
+@click.option(
+    "--target",
+    "targets",
+    cls=Grouped,
+    group="Tables",
+    type=Accuracy(),
+    multiple=True,
+    metavar="ACC",
+    help="cost to this test accuracy, 0.8 or 80%; may be repeated  [what FedAvg reaches, and 9/10 of it]",
+)
+@click.option(
+    "--out",
+    cls=Grouped,
+    group=OUTPUT,
+    type=click.Path(path_type=Path, dir_okay=False),
+    default=Path("report.html"),
+    metavar="FILE",
+    help="the page  [report.html]",
+)
+@click.option(
+    "--figures",
+    cls=Grouped,
+    group=OUTPUT,
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    help="also every chart as PNG and PDF, in paper style",
+)
+@click.option(
+    "--tables",
+    cls=Grouped,
+    group=OUTPUT,
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    help="also every table as CSV, Markdown and LaTeX",
+)
+@click.option("--quiet", "-q", is_flag=True, cls=Grouped, group=OUTPUT, help="print nothing but errors")
+@click.option(
+    "--json", "as_json", is_flag=True, cls=Grouped, group=OUTPUT, help="print the result as JSON, for scripts"
+)
+def command(
+    folders: tuple[Path, ...],
+    targets: tuple[float, ...],
+    out: Path,
+    figures: Path | None,
+    tables: Path | None,
+    quiet: bool,
+    as_json: bool,
+) -> None:
+    """Make one self-contained page of one run or many: curves, flatness, loss surfaces, costs, how to reproduce.
+
+    RUN is a run folder, or a folder of run folders as `fedlesam compare` makes. Runs that differ only in their seed
+    are drawn as one method with its spread. Runs of different data sets or models are refused; other differences are
+    noted on the page.
+    """
+    from fedlesam.report.read import find_runs
+    from fedlesam.report.write import write_report
+
+    runs = find_runs(folders)
+    with drawing(quiet or as_json) as done:
+        found = write_report(runs, out, figures=figures, tables=tables, targets=sorted(targets), done=done)
+    if as_json:
+        wrote = {"report": str(out), "figures": figures and str(figures), "tables": tables and str(tables)}
+        methods = [{"method": group.label, "seeds": sorted(group.seeds)} for group in found.groups]
+        click.echo(json.dumps({**wrote, "methods": methods, "notes": found.notes}))
+    elif not quiet:
+        for note in found.notes:
+            click.echo(f"note: {note}", err=True)
+        for name, path in (("figures", figures), ("tables", tables), ("report", out)):
+            if path is not None:
+                click.echo(f"{name}: {path}")
+
+
+@contextmanager
+def drawing(quiet: bool) -> Iterator[Callable[[int, int], None]]:
+    """A bar while figures are drawn, on a terminal."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    console = Console(stderr=True)
+    if quiet or not console.is_terminal:
+        yield lambda _, __: None
+        return
+    with Progress(console=console, transient=True) as progress:
+        bar = progress.add_task("figures", total=None, visible=False)
+        yield lambda done, of: progress.update(bar, completed=done, total=of, visible=True)

@@ -1,0 +1,54 @@
+"""fedlesam runs"""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import click
+
+from fedlesam.cli.options import GroupedCommand
+
+
+@click.command(
+    "runs",
+    cls=GroupedCommand,
+    short_help="the runs in a folder",
+    examples=("fedlesam runs", "fedlesam runs runs/rho --json"),
+)
+@click.argument("folder", type=click.Path(path_type=Path), default="runs", metavar="[DIR]")
+@click.option("--json", "as_json", is_flag=True, help="print the table as JSON, for scripts")
+def command(folder: Path, as_json: bool) -> None:
+    """All runs in a folder [runs] and the folders in it: what state they are in, how far they are, what they reached.
+
+    running: a process works on it, with the time it will still take. interrupted: by Ctrl-C or a kill; its command
+    goes on with it. stopped: by an error. Checkpoints are what an unfinished run keeps on disk to go on from.
+    """
+    from fedlesam.cli.show import percent, print_table
+    from fedlesam.overview import find_runs
+
+    if not folder.is_dir():
+        raise ValueError(f"{folder}: is not a folder; name the one that holds your runs")
+    found = list(find_runs(folder))
+    if as_json:
+        click.echo(json.dumps([{**dataclasses.asdict(run), "path": str(run.path)} for run in found]))
+        return
+    if not found:
+        click.echo(f"{folder}: no runs here")
+        return
+    columns = ["run", "method", "state", "round", "accuracy %", "time left", "checkpoints"]
+    rows = []
+    for run in found:
+        name = str(run.path.relative_to(folder)) if run.path != folder else run.path.name
+        state = run.state if not run.why else f"{run.state}: {run.why}"
+        rounds = f"{run.round}/{run.rounds}" if run.rounds else str(run.round)
+        size = f"{run.checkpoint_bytes / 1e6:.1f} MB" if run.checkpoint_bytes else "-"
+        rows.append([name, run.algorithm, state, rounds, percent(run.accuracy), duration(run.seconds_left), size])
+    print_table(columns, rows)
+
+
+def duration(seconds: float | None) -> str:
+    if seconds is None:
+        return "-"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else f"{rest} s"

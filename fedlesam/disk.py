@@ -1,0 +1,144 @@
+"""Files that are there whole or not at all, also after a power loss: written beside, synced, renamed."""
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import shutil
+import uuid
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+PART = ".part"
+"""How a file ends that is not finished; one that stays behind was cut off and means nothing."""
+
+
+OURS = re.compile(r"\.?round\d{6,}[-.].*")
+"""The names of files of a round, finished or not."""
+
+MANY = 100
+"""Files from which on syncing each costs more than syncing everything."""
+
+
+@dataclass(frozen=True)
+class Seal:
+    """By which a file is known to be the one that was written."""
+
+    size: int
+    sha256: str
+
+
+class Damaged(ValueError):
+    """A file is not what was written."""
+
+
+def seal(path: Path) -> Seal:
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        return Seal(file.tell(), digest)
+
+
+def check_seal(path: Path, expected: Seal) -> None:
+    try:
+        if path.stat().st_size == expected.size and seal(path) == expected:
+            return
+    except OSError as error:
+        raise Damaged(f"{path}: cannot be read: {error.strerror or error}") from error
+    raise Damaged(f"{path}: is damaged")
+
+
+@contextlib.contextmanager
+def replacing(path: Path, sync: bool = True) -> Iterator[Path]:
+    """A name beside `path` to write to; what was written takes its place at the end, or leaves no trace."""
+    make_folder(path.parent)
+    beside = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}{PART}")  # two processes may write one file at once
+    try:
+        yield beside
+        if sync:
+            sync_file(beside)
+        beside.replace(path)
+        if sync:
+            sync_folder(path.parent)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            beside.unlink(missing_ok=True)
+        raise
+
+
+def make_folder(path: Path) -> None:
+    """A folder, and those it is in, lastingly."""
+    new = [folder for folder in (path, *path.parents) if not folder.is_dir()]
+    path.mkdir(parents=True, exist_ok=True)
+    for folder in new:
+        sync_folder(folder.parent)
+
+
+def write_text(path: Path, content: str) -> None:
+    with replacing(path) as beside:
+        beside.write_text(content, encoding="utf-8")
+
+
+def write_json(path: Path, content: object) -> None:
+    write_text(path, json.dumps(content, indent=2, allow_nan=False) + "\n")
+
+
+def write_tensors(
+    path: Path, tensors: "Mapping[str, Tensor]", about: Mapping[str, str] | None = None, *, sync: bool = True
+) -> None:
+    from safetensors.torch import save_file
+
+    with replacing(path, sync) as beside:
+        save_file(dict(tensors), beside, metadata=dict(about or {}))
+
+
+def link(source: Path, path: Path, *, sync: bool = True) -> None:
+    """The same file under a second name; a copy where the file system has no links."""
+    with replacing(path, sync) as beside:
+        try:
+            os.link(source, beside)
+        except OSError:
+            shutil.copyfile(source, beside)
+
+
+def collect(folder: Path, named: Collection[str]) -> None:
+    """Delete the files of rounds in a folder that are not named; what a user put there stays.
+
+    What cannot be deleted now is left for the next time.
+    """
+    if folder.is_dir():
+        for path in folder.iterdir():
+            if path.name not in named and OURS.fullmatch(path.name) and (path.is_symlink() or not path.is_dir()):
+                with contextlib.suppress(OSError):
+                    path.unlink()
+
+
+def sync(paths: Collection[Path]) -> None:
+    """Make files written without syncing lasting; of many, in one go."""
+    if len(paths) > MANY:
+        os.sync()
+        return
+    for path in paths:
+        sync_file(path)
+    for folder in {path.parent for path in paths}:
+        sync_folder(folder)
+
+
+def sync_file(path: Path) -> None:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+def sync_folder(path: Path) -> None:
+    """A rename is only lasting once its folder is; file systems that cannot sync one do so by themselves."""
+    with contextlib.suppress(PermissionError, OSError):
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

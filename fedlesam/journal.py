@@ -1,0 +1,76 @@
+"""A file of JSON lines that only grows; on resume it is cut back to what the checkpoint knew."""
+
+import contextlib
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from fedlesam.disk import Damaged, Seal
+
+
+class Journal:
+    """Opened with `begin`, after `check`; a line that cannot be written whole is taken back."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._digest = hashlib.sha256()
+        self._size = 0
+        self._handle: int | None = None
+
+    def check(self, seal: Seal) -> None:
+        """That the file begins with what was sealed."""
+        try:
+            with self.path.open("rb") as file:
+                long_enough = os.fstat(file.fileno()).st_size >= seal.size
+                content = file.read(seal.size) if long_enough else b""
+        except OSError as error:
+            raise Damaged(f"{self.path}: cannot be read: {error.strerror or error}") from error
+        if not long_enough or hashlib.sha256(content).hexdigest() != seal.sha256:
+            raise Damaged(f"{self.path}: is damaged")
+
+    def begin(self, seal: Seal | None = None) -> list[dict[str, Any]]:
+        """Go on after what was sealed, and return it; without a seal, from nothing."""
+        size = 0 if seal is None else seal.size
+        content, records = self._read(size)
+        self._handle = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
+        os.ftruncate(self._handle, size)
+        self._digest, self._size = hashlib.sha256(content), size
+        return records
+
+    def _read(self, size: int) -> tuple[bytes, list[dict[str, Any]]]:
+        if not size:
+            return b"", []
+        with self.path.open("rb") as file:
+            content = file.read(size)
+        try:
+            records = [json.loads(line) for line in content.splitlines()]
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{self.path}: is not a journal: {error}") from error
+        return content, records
+
+    def append(self, record: dict[str, Any]) -> None:
+        assert self._handle is not None
+        line = json.dumps(record).encode() + b"\n"
+        try:
+            written = os.pwrite(self._handle, line, self._size)
+            if written < len(line):
+                raise OSError(28, "no space is left", str(self.path))
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._handle, self._size)
+            raise
+        self._digest.update(line)
+        self._size += len(line)
+
+    def seal(self) -> Seal:
+        """Of all that was written, which is made lasting."""
+        assert self._handle is not None
+        os.fsync(self._handle)
+        return Seal(self._size, self._digest.hexdigest())
+
+    def close(self) -> None:
+        if self._handle is not None:
+            os.close(self._handle)
+            self._handle = None

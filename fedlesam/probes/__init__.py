@@ -1,0 +1,29 @@
+"""Instruments: sharpness, curvature, drift, estimate, theory and loss surfaces. They read training, never change it."""
+
+from fedlesam.probes.drift import Drift, drift_of
+from fedlesam.probes.estimate import constant_perturbations, cosine
+from fedlesam.probes.hessian import eigenvalues, trace
+from fedlesam.probes.loss import GlobalLoss
+from fedlesam.probes.offline import open_run
+from fedlesam.probes.sharpness import Rise, rise
+from fedlesam.probes.surface import Grid, Surface, directions, surface_of
+from fedlesam.probes.theory import Theory, theorem_2
+
+__all__ = [
+    "Drift",
+    "GlobalLoss",
+    "Grid",
+    "Rise",
+    "Surface",
+    "Theory",
+    "constant_perturbations",
+    "cosine",
+    "directions",
+    "drift_of",
+    "eigenvalues",
+    "open_run",
+    "rise",
+    "surface_of",
+    "theorem_2",
+    "trace",
+]

@@ -1,0 +1,82 @@
+"""What a probe is: settings a user can type, and a measurement that reads a federation and changes nothing."""
+
+import contextlib
+import dataclasses
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from fedlesam import seeds
+from fedlesam.checks import check_count
+from fedlesam.federation import Federation
+
+Values = dict[str, float]
+Tick = Callable[[int, int], None]
+"""Told of progress: how much is done, of how much."""
+
+
+@dataclass(frozen=True)
+class Look:
+    """What a probe is shown: a federation between two rounds."""
+
+    federation: Federation
+    previous: Tensor | None = None
+    """The global model of one round before, where it is known."""
+    trains_on: bool = True
+    """A round will be trained from here, and the clients' memories are those it begins with."""
+    tick: Tick = lambda done, of: None
+
+    @property
+    def active(self) -> list[int]:
+        return self.federation.draw_active(self.federation.state.round)
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Abstract. The fields are its settings; `every` is how many rounds lie between two measurements."""
+
+    name: ClassVar[str]
+    at_end: ClassVar[bool] = True
+    """Also of the last model, from which no round is trained any more."""
+
+    every: int = 10
+
+    def __post_init__(self) -> None:
+        check_count(self.name, "every", self.every)
+
+    def check(self, federation: Federation) -> None:
+        """A ValueError if this probe cannot work on that federation, before anything is trained."""
+
+    def measure(self, look: Look) -> tuple[Values, dict[str, Any]]:
+        """Numbers by name, and what a reader must know of them beside the settings (the samples really used)."""
+        raise NotImplementedError
+
+    def reading(self, look: Look) -> tuple[Values, dict[str, Any]]:
+        """`measure` with the federation's threads, numbers that JSON has, and the settings added."""
+        with beside(look.federation):
+            values, about = self.measure(look)
+        settings = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "every"}
+        finite = {name: value for name, value in values.items() if math.isfinite(value)}
+        return finite, {**settings, **about}
+
+
+@contextlib.contextmanager
+def beside(federation: Federation) -> Iterator[None]:
+    """The run's threads, so that the same bits come out while it trains and afterwards; random numbers left alone."""
+    before = torch.get_num_threads()
+    if federation.threads is not None:
+        torch.set_num_threads(federation.threads)
+    try:
+        with seeds.untouched(federation.state.weights.device):
+            yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def every_or(samples: int) -> int | None:
+    """`samples` as GlobalLoss wants it; 0 is all of them."""
+    return samples or None

@@ -1,0 +1,89 @@
+"""Probes by the text a user types, e.g. `sharpness:radius=0.05,every=20`."""
+
+import dataclasses
+from typing import Any
+
+from fedlesam.algorithms import Algorithm
+from fedlesam.federation import Federation
+from fedlesam.names import unknown
+from fedlesam.probes.base import Probe
+from fedlesam.probes.drift import DriftProbe, perturbs
+from fedlesam.probes.estimate import Estimate
+from fedlesam.probes.hessian import Hessian
+from fedlesam.probes.sharpness import Sharpness
+from fedlesam.probes.surface import Grid
+
+PROBES: dict[str, type[Probe]] = {probe.name: probe for probe in (Sharpness, Hessian, DriftProbe, Estimate)}
+OFFLINE = ("sharpness", "hessian", "surface")
+"""What needs no more than the weights."""
+
+
+def parse(text: str) -> list[Probe]:
+    """The probes of a setting: several are separated by blanks."""
+    found = [_one(word) for word in text.split()]
+    names = [probe.name for probe in found]
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"probe {name} is named twice; a run takes each at most once")
+    return found
+
+
+def parse_offline(text: str) -> Probe | Grid:
+    """One probe of finished runs."""
+    name, _, options = text.partition(":")
+    if name == "surface":
+        return Grid(**_options(text, name, options, Grid))
+    if name in PROBES and name not in OFFLINE:
+        raise ValueError(
+            f"probe {name}: needs the clients' memories, which a finished run has no more; "
+            f"measure it while training, with `fedlesam run --probe {name}:every=10`"
+        )
+    if name not in PROBES:
+        raise unknown("probe", name, OFFLINE)
+    return _one(text)
+
+
+def attach(text: str | None, federation: Federation) -> list[Probe]:
+    """The probes of a setting, checked against the federation they will look at."""
+    found = parse(text or "")
+    for probe in found:
+        probe.check(federation)
+    return found
+
+
+def fitting(text: str | None, algorithm: Algorithm) -> str | None:
+    """Those of a comparison's probes that this method can have: drift needs a perturbation."""
+    if text is None or perturbs(algorithm):
+        return text
+    return " ".join(word for word in text.split() if _one(word).name != "drift") or None
+
+
+def _one(text: str) -> Probe:
+    name, _, options = text.partition(":")
+    if name == "surface":
+        raise ValueError("probe surface: is taken of a finished run, with `fedlesam probe RUN --probe surface`")
+    if name not in PROBES:
+        raise unknown("probe", name, PROBES)
+    return PROBES[name](**_options(text, name, options, PROBES[name]))
+
+
+def _options(text: str, name: str, options: str, kind: type[Any]) -> dict[str, Any]:
+    return read_options(f"probe {text}", options, {f.name: type(f.default) for f in dataclasses.fields(kind)})
+
+
+def read_options(where: str, options: str, kinds: dict[str, type]) -> dict[str, Any]:
+    """`key=value,...` by the types of the keys."""
+    found: dict[str, Any] = {}
+    for item in filter(None, options.split(",")):
+        key, _, value = item.partition("=")
+        if key not in kinds:
+            raise ValueError(f"{where}: {unknown('option', key, kinds)}")
+        try:
+            if kinds[key] is bool:
+                found[key] = {"yes": True, "true": True, "no": False, "false": False}[value.lower()]
+            else:
+                found[key] = kinds[key](value)
+        except (ValueError, KeyError):
+            expected = {bool: "yes or no", int: "a whole number", float: "a number"}[kinds[key]]
+            raise ValueError(f"{where}: {key} must be {expected}, got {value!r}") from None
+    return found

@@ -1,0 +1,137 @@
+"""Perturbation drift: how far the clients' perturbations point away from the global one."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from fedlesam.algorithms import Algorithm
+from fedlesam.checks import check_count
+from fedlesam.federation import Federation
+from fedlesam.probes.base import Look, Probe, Tick, Values, every_or
+from fedlesam.probes.loss import GlobalLoss
+from fedlesam.probes.replay import check_memories, lockstep
+from fedlesam.rules.perturbation import LocalAscent, NoPerturbation
+
+
+@dataclass(frozen=True)
+class Drift:
+    """One round's. Means over the client-steps that have a perturbation; None where no client-step has one."""
+
+    drift: float | None
+    """PD = mean of norm(u_g - u_i) / 2, u unit directions: 0 is the global direction, 1 its opposite."""
+    cosine: float | None
+    norm: float | None
+    """Of the perturbations themselves: rho, if all is well."""
+    gradient_norm: float | None
+    """Of the global gradient at the virtual global model, mean over steps."""
+    full_drift: float | None
+    """SAM's with the gradient of all the client's samples instead of a batch: heterogeneity without batch noise."""
+    full_cosine: float | None
+    counted: int
+    """Client-steps."""
+    without: int
+    """Client-steps without a perturbation, left out."""
+    clients_without: int
+    """Clients without one in the whole round, e.g. FedLESAM's that were never active before."""
+
+
+def perturbs(algorithm: Algorithm) -> bool:
+    return not isinstance(algorithm.perturbation, NoPerturbation)
+
+
+def check_perturbs(algorithm: Algorithm) -> None:
+    if not perturbs(algorithm):
+        raise ValueError(
+            f"drift: {algorithm!r} has no perturbation, so nothing can drift; "
+            "leave the probe out, or choose a method that perturbs, such as fedsam or fedlesam"
+        )
+
+
+def drift_of(
+    federation: Federation,
+    loss: GlobalLoss,
+    active: Sequence[int] | None = None,
+    full: GlobalLoss | None = None,
+    tick: Tick = lambda done, of: None,
+) -> Drift:
+    """The drift of the coming round, played beside the federation with its active clients in lockstep.
+
+    u_g is the direction of the gradient of `loss` at the virtual global model w + mean of (v_i - w): one gradient of
+    all its samples for every local step. `full` is where SAM's full client gradients are taken, if they are wanted.
+    """
+    check_perturbs(federation.algorithm)
+    check_memories("drift", federation)
+    chosen = federation.draw_active(federation.state.round) if active is None else list(active)
+    ascends_alone = isinstance(federation.algorithm.perturbation, LocalAscent)
+    pairs: list[tuple[float, float]] = []
+    full_pairs: list[tuple[float, float]] = []
+    norms, slopes, without, perturbed = [], [], 0, set()
+    for step, places in enumerate(lockstep(federation, chosen), 1):
+        virtual = torch.stack([place.v for place in places]).mean(0)
+        g = loss.gradient(virtual)[1]
+        slopes.append(float(g.norm()))
+        for place in places:
+            if not place.moving:
+                continue
+            if place.e is None or not place.e.norm() > 0 or not slopes[-1] > 0:
+                without += 1
+                continue
+            perturbed.add(place.client)
+            norms.append(float(place.e.norm()))
+            pairs.append(_apart(g, place.e))
+            if full is not None and ascends_alone:
+                own = full.only(place.client).gradient(place.v)[1]
+                full_pairs += [_apart(g, own)] if own.norm() > 0 else []
+        tick(step, step)
+
+    def mean(values: list[float]) -> float | None:
+        return fmean(values) if values else None
+
+    return Drift(
+        drift=mean([distance / 2 for distance, _ in pairs]),
+        cosine=mean([cosine for _, cosine in pairs]),
+        norm=mean(norms),
+        gradient_norm=mean(slopes),
+        full_drift=mean([distance / 2 for distance, _ in full_pairs]),
+        full_cosine=mean([cosine for _, cosine in full_pairs]),
+        counted=len(pairs),
+        without=without,
+        clients_without=len(set(chosen) - perturbed),
+    )
+
+
+def _apart(one: Tensor, other: Tensor) -> tuple[float, float]:
+    """Distance and cosine of two directions."""
+    u, v = (x.double() / x.double().norm() for x in (one, other))
+    return float((u - v).norm()), float(u @ v)
+
+
+@dataclass(frozen=True)
+class DriftProbe(Probe):
+    """Perturbation drift of the coming round, in [0, 1]."""
+
+    name: ClassVar[str] = "drift"
+    at_end: ClassVar[bool] = False
+
+    samples: int = 1000
+    """For the global gradient, as many of each client; 0 takes all, which costs a pass over them per local step."""
+    full: bool = True
+    """For SAM also with full client gradients."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_count(self.name, "samples", self.samples, at_least=0)
+
+    def check(self, federation: Federation) -> None:
+        check_perturbs(federation.algorithm)
+        check_memories("drift", federation)
+
+    def measure(self, look: Look) -> tuple[Values, dict[str, Any]]:
+        loss = GlobalLoss.of(look.federation, every_or(self.samples))
+        full = GlobalLoss.of(look.federation) if self.full else None
+        found = drift_of(look.federation, loss, look.active, full, look.tick)
+        return {name: value for name, value in vars(found).items() if value is not None}, {"samples": loss.samples}

@@ -1,0 +1,66 @@
+"""FedLESAM's estimate against what it estimates: the direction of the global gradient."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from fedlesam.checks import check_count
+from fedlesam.federation import Federation
+from fedlesam.messages import Memory
+from fedlesam.probes.base import Look, Probe, Values, every_or
+from fedlesam.probes.loss import GlobalLoss
+from fedlesam.probes.replay import check_memories
+
+
+def cosine(one: Tensor, other: Tensor) -> float:
+    """NaN if one of them is 0."""
+    x, y = one.double(), other.double()
+    return float(x @ y / (x.norm() * y.norm()))
+
+
+def constant_perturbations(federation: Federation, active: Sequence[int]) -> dict[int, Tensor]:
+    """What each of these clients will add to its weights in the coming round, where that is fixed for the round."""
+    rule, state = federation.algorithm.perturbation, federation.state
+    if rule.gradient != "unused":
+        return {}
+    memories = {client: federation.memories.get(client, Memory()).perturbation for client in active}
+    found = {
+        client: rule.constant(state.weights, rule.begin(state.weights, mine), state.perturbation)
+        for client, mine in memories.items()
+    }
+    return {client: e for client, e in found.items() if e is not None and e.norm() > 0}
+
+
+@dataclass(frozen=True)
+class Estimate(Probe):
+    """Cosine between the last global progress taken back and the global gradient, at the anchor of the round."""
+
+    name: ClassVar[str] = "estimate"
+    at_end: ClassVar[bool] = False
+
+    samples: int = 1000
+    """About so many training samples, as many of each client; 0 takes all."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_count(self.name, "samples", self.samples, at_least=0)
+
+    def check(self, federation: Federation) -> None:
+        if federation.algorithm.perturbation.gradient == "unused":
+            check_memories("estimate", federation)
+
+    def measure(self, look: Look) -> tuple[Values, dict[str, Any]]:
+        federation, w = look.federation, look.federation.state.weights
+        loss = GlobalLoss.of(federation, every_or(self.samples))
+        g = loss.gradient(w)[1]
+        values: Values = {"gradient_norm": float(g.norm())}
+        if look.previous is not None:
+            values["cosine_previous"] = cosine(look.previous - w, g)
+            values["step_norm"] = float((look.previous - w).norm())
+        cosines = [cosine(e, g) for e in constant_perturbations(federation, look.active).values()]
+        if cosines:
+            values |= {"cosine": fmean(cosines), "cosine_min": min(cosines), "cosine_max": max(cosines)}
+        return {**values, "clients": len(cosines)}, {"samples": loss.samples}

@@ -1,0 +1,109 @@
+"""The curvature of the global loss: the largest eigenvalues of its Hessian, and its trace."""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedlesam import seeds
+from fedlesam.checks import check_count
+from fedlesam.federation import Federation
+from fedlesam.probes.base import Look, Probe, Tick, Values, every_or
+from fedlesam.probes.loss import GlobalLoss
+
+TOLERANCE = 1e-3
+"""Of an eigenvalue, relative: Hessian products in single precision carry not much more."""
+RESTARTS = 20
+"""Of Lanczos' method, at most; then what has converged is given."""
+
+
+def eigenvalues(
+    loss: GlobalLoss, weights: Tensor, k: int = 5, seed: int = 0, tick: Tick = lambda done, of: None
+) -> list[float]:
+    """The k largest (most positive), largest first, by Lanczos' method (ARPACK). Fewer if not all converged."""
+    linalg = _scipy()
+    check_count("hessian", "k", k)
+    size = weights.numel()
+    if k >= size:
+        raise ValueError(f"hessian: k must be below the model's {size} parameters, got {k}")
+    done, basis = 0, min(size, max(2 * k + 1, 20))
+
+    def product(vector: NDArray[np.float64]) -> NDArray[np.float64]:
+        nonlocal done
+        done += 1
+        tick(done, max(done, basis))
+        found: NDArray[np.float64] = (
+            loss.product(weights, torch.from_numpy(vector.ravel()).to(weights)).double().cpu().numpy()
+        )
+        return found
+
+    start = torch.randn(size, generator=seeds.generator(seed, "probe", 0), dtype=torch.float64).numpy()
+    operator = linalg.LinearOperator((size, size), matvec=product, dtype=np.float64)
+    try:
+        found = linalg.eigsh(
+            operator,
+            k,
+            which="LA",
+            v0=start,
+            ncv=basis,
+            tol=TOLERANCE,
+            maxiter=RESTARTS,
+            return_eigenvectors=False,
+        )
+    except linalg.ArpackNoConvergence as error:
+        found = error.eigenvalues
+    return sorted((float(value) for value in found), reverse=True)
+
+
+def trace(loss: GlobalLoss, weights: Tensor, draws: int = 20, seed: int = 0) -> tuple[float, float]:
+    """The trace and its standard error, by Hutchinson: the mean of (z, H z) over vectors z of random signs."""
+    check_count("hessian", "draws", draws, at_least=2)
+    found = []
+    for i in range(draws):
+        signs = torch.randint(2, weights.shape, generator=seeds.generator(seed, "probe", 1 + i)) * 2 - 1
+        z = signs.to(weights)
+        found.append(float(z.double() @ loss.product(weights, z).double()))
+    return float(np.mean(found)), float(np.std(found, ddof=1) / np.sqrt(draws))
+
+
+@dataclass(frozen=True)
+class Hessian(Probe):
+    """The k largest eigenvalues and the trace of the global loss's Hessian."""
+
+    name: ClassVar[str] = "hessian"
+
+    k: int = 3
+    draws: int = 20
+    """Random vectors for the trace."""
+    samples: int = 1000
+    """About so many training samples, as many of each client; 0 takes all."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_count(self.name, "k", self.k)
+        check_count(self.name, "draws", self.draws, at_least=2)
+        check_count(self.name, "samples", self.samples, at_least=0)
+
+    def check(self, federation: Federation) -> None:
+        _scipy()
+        if self.k >= federation.state.weights.numel():
+            raise ValueError(f"hessian: k must be below the model's {federation.state.weights.numel()} parameters")
+
+    def measure(self, look: Look) -> tuple[Values, dict[str, Any]]:
+        w = look.federation.state.weights
+        loss = GlobalLoss.of(look.federation, every_or(self.samples))
+        found = eigenvalues(loss, w, self.k, tick=look.tick)
+        whole, error = trace(loss, w, self.draws)
+        values = {f"eigenvalue_{i}": value for i, value in enumerate(found, 1)}
+        return {**values, "trace": whole, "trace_error": error}, {"samples": loss.samples}
+
+
+def _scipy() -> Any:
+    try:
+        from scipy.sparse import linalg
+    except ImportError as error:
+        raise ValueError("hessian needs SciPy: pip install 'fedlesam[probes]'") from error
+    return linalg

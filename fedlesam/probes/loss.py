@@ -1,0 +1,137 @@
+"""The global loss F as every probe sees it: a function of the flat weights, on a model of its own."""
+
+import copy
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedlesam import seeds
+from fedlesam.checks import check_count
+from fedlesam.data.batches import Batch, Batches, ClientData, as_tensors, size_of
+from fedlesam.federation import Federation
+from fedlesam.models.flat import FlatModel, Loss
+
+BATCH = 250
+"""Samples per pass. Fixed: another number would change the last bits."""
+
+
+class GlobalLoss:
+    """F(w), the mean over clients of their mean training loss: eval mode, no augmentation, no weight decay.
+
+    `samples` takes a fixed subsample: as many samples of every client, about so many together and at least one each,
+    the same ones for the same seed. `self.samples` is how many there are. The loss must be a mean over its batch.
+    The module is copied, and nothing here draws from a global generator: training does not notice.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        clients: Sequence[ClientData],
+        loss: Loss = F.cross_entropy,
+        samples: int | None = None,
+        seed: int = 0,
+    ) -> None:
+        if samples is not None:
+            check_count("GlobalLoss", "samples", samples)
+        self.model, self.loss = FlatModel(copy.deepcopy(module)), loss
+        self.model.module.eval()
+        self.data, self.chosen = clients, list(range(len(clients)))
+        share = None if samples is None else max(1, samples // len(clients))
+        self.sizes = {i: min(size_of(data), share or size_of(data)) for i, data in enumerate(clients)}
+        self._held: dict[int, Batch] = {}
+        if share is not None:
+            for i, data in enumerate(clients):
+                order = torch.randperm(size_of(data), generator=seeds.generator(seed, "probe", i))
+                self._held[i] = self._load(i, order[: self.sizes[i]].sort().values)
+
+    @classmethod
+    def of(cls, federation: Federation, samples: int | None = None) -> Self:
+        """The loss a federation trains, with its buffers of now."""
+        return cls(federation.model, federation.clients, federation.local.loss, samples, federation.seed)
+
+    @property
+    def samples(self) -> int:
+        return sum(self.sizes[i] for i in self.chosen)
+
+    def only(self, client: int) -> Self:
+        """F_i, the loss of one client, on the same samples and the same model."""
+        alone = copy.copy(self)
+        alone.chosen = [client]
+        return alone
+
+    def value(self, weights: Tensor) -> float:
+        return self.score(weights)[0]
+
+    @torch.no_grad()
+    def score(self, weights: Tensor) -> tuple[float, float]:
+        """Loss and accuracy, a share; NaN where the targets are not class numbers."""
+        self.model.weights.copy_(weights)
+        loss, accuracy = 0.0, 0.0
+        for x, y, share in self._batches():
+            output = self.model.forward(x)
+            loss += share * self.loss(output, y).item()
+            classes = output.ndim == 2 and y.ndim == 1 and not y.is_floating_point()
+            accuracy += share * (output.argmax(1) == y).double().mean().item() if classes else math.nan
+        return loss, accuracy
+
+    def gradient(self, weights: Tensor) -> tuple[float, Tensor]:
+        """F and its gradient."""
+        self.model.weights.copy_(weights)
+        loss, total = 0.0, torch.zeros_like(weights)
+        pieces = self.model.views(total)
+        for x, y, share in self._batches():
+            loss += share * self.model.backward(self.loss, x, y)
+            torch._foreach_add_(pieces, self.model.gradients(), alpha=share)
+        return loss, total
+
+    def product(self, weights: Tensor, vector: Tensor) -> Tensor:
+        """The Hessian of F times a vector: the gradient of (gradient, vector)."""
+        self.model.weights.copy_(weights)
+        total = torch.zeros_like(weights)
+        pieces, along = self.model.views(total), self.model.views(vector)
+        parameters = self.model.parameters
+        for x, y, share in self._batches():
+            value = self.loss(self.model.forward(x), y)
+            first = torch.autograd.grad(value, parameters, create_graph=True, allow_unused=True)
+            terms = [(g * v).sum() for g, v in zip(first, along, strict=True) if g is not None and g.requires_grad]
+            if not terms:
+                continue
+            second = torch.autograd.grad(torch.stack(terms).sum(), parameters, allow_unused=True)
+            for piece, h in zip(pieces, second, strict=True):
+                if h is not None:
+                    piece.add_(h, alpha=share)
+        return total
+
+    def _batches(self) -> Iterator[tuple[Tensor, Tensor, float]]:
+        """Batches and their shares in F. Clients of equal size go together, so small ones do not cost a pass each."""
+        alike: dict[int, list[int]] = defaultdict(list)
+        for client in self.chosen:
+            alike[self.sizes[client]].append(client)
+        for size, clients in alike.items():
+            for x, y in self._together(clients):
+                yield x, y, len(x) / (size * len(self.chosen))
+
+    def _together(self, clients: list[int]) -> Iterator[Batch]:
+        waiting: list[Batch] = []
+        for client in clients:
+            waiting.append(self._held[client] if client in self._held else self._load(client, slice(None)))
+            if sum(len(x) for x, _ in waiting) >= BATCH:
+                x, y = (torch.cat(parts) for parts in zip(*waiting, strict=True))
+                full = len(x) - len(x) % BATCH
+                yield from zip(torch.split(x[:full], BATCH), torch.split(y[:full], BATCH), strict=True)
+                waiting = [(x[full:], y[full:])] if full < len(x) else []
+        if waiting:
+            x, y = (torch.cat(parts) for parts in zip(*waiting, strict=True))
+            yield x, y
+
+    def _load(self, client: int, indices: Tensor | slice) -> Batch:
+        data, device = self.data[client], self.model.device
+        if as_tensors(data) is not None:
+            return Batches(data, device).fetch(indices, seed=0)
+        with seeds.untouched(device):
+            return Batches(data, device).fetch(indices, seed=0)

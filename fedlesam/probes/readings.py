@@ -1,0 +1,38 @@
+"""RUN/probes.jsonl: a line for every measurement."""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from fedlesam.disk import write_text
+
+
+@dataclass(frozen=True)
+class Reading:
+    round: int
+    """Rounds done when it was taken."""
+    probe: str
+    values: dict[str, float]
+    about: dict[str, Any]
+    seconds: float
+
+
+def read(path: Path) -> list[Reading]:
+    """Empty where nothing was measured."""
+    if not path.exists():
+        return []
+    readings = []
+    for i, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        try:
+            readings.append(Reading(**json.loads(line)))
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"{path}, line {i}: is not a measurement of a probe: {error}") from error
+    return readings
+
+
+def put(path: Path, new: Reading) -> None:
+    """Add a line, or replace the one of the same probe, round and settings; the file is whole at every moment."""
+    kept = [r for r in read(path) if (r.round, r.probe, r.about) != (new.round, new.probe, new.about)]
+    ordered = sorted([*kept, new], key=lambda reading: (reading.round, reading.probe))
+    write_text(path, "".join(json.dumps(asdict(r), allow_nan=False) + "\n" for r in ordered))

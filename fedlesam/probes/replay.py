@@ -1,0 +1,75 @@
+"""The coming round's local training, played beside the federation: nothing of it is kept."""
+
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from fedlesam import seeds
+from fedlesam.client import Step, finish, local_update
+from fedlesam.federation import Federation
+from fedlesam.messages import Answer, Memory
+from fedlesam.models.flat import FlatModel
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a client is before its next step."""
+
+    client: int
+    v: Tensor
+    """Its local model."""
+    e: Tensor | None
+    """The perturbation of this step, where it has one. The next step may overwrite it."""
+    moving: bool
+    """False: it has finished its round and waits for the others."""
+
+
+def check_memories(who: str, federation: Federation, instead: str = "") -> None:
+    if not federation.knows_memories:
+        raise ValueError(
+            f"{who} reads what clients remember, and with --store pinned that stays with the workers: "
+            f"use --store shared or one worker{instead}"
+        )
+
+
+def lockstep(federation: Federation, active: Sequence[int]) -> Iterator[list[Place]]:
+    """All active clients advance step by step together, on a model each; a finished one stays where it is."""
+    walks = {client: _steps(federation, client, federation.replica()) for client in active}
+    ends: dict[int, Tensor] = {}
+    while True:
+        places = []
+        with seeds.untouched(federation.state.weights.device):
+            for client, walk in walks.items():
+                try:
+                    step = next(walk) if client not in ends else None
+                except StopIteration as end:
+                    step, ends[client] = None, federation.state.weights + end.value.result.update
+                moving = step is not None
+                v = step.weights() if step is not None else ends[client]
+                places.append(Place(client, v, step.e if step is not None else None, moving))
+        if not any(place.moving for place in places):
+            return
+        yield places
+
+
+def trained(federation: Federation, active: Sequence[int]) -> Iterator[tuple[int, Tensor]]:
+    """The active clients' local models at the end of the round, one after the other."""
+    model = federation.replica()
+    for client in active:
+        with seeds.untouched(federation.state.weights.device):
+            answer = finish(_steps(federation, client, model))
+        yield client, federation.state.weights + answer.result.update
+
+
+def _steps(federation: Federation, client: int, model: FlatModel) -> Generator[Step, None, Answer]:
+    return local_update(
+        model,
+        federation.clients[client],
+        federation.algorithm,
+        federation.local,
+        federation.state.broadcast(),
+        federation.memories.get(client, Memory()),
+        client=client,
+        seed=federation.seed,
+    )

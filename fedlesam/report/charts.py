@@ -1,0 +1,191 @@
+"""The curves of a comparison as numbers, drawn alike by the page and by matplotlib."""
+
+import re
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+import numpy as np
+
+from fedlesam.report.groups import Comparison, Group, shown
+from fedlesam.report.read import Measurement, Run
+
+COSTS = {
+    "MB sent": ("bytes_down", "bytes_up"),
+    "seconds of training": ("seconds",),
+    "backward passes": ("backward_passes",),
+}
+"""What a curve can be drawn against, other than rounds."""
+
+
+@dataclass(frozen=True)
+class Series:
+    """The mean over the seeds of a group, and the range between the lowest and the highest."""
+
+    group: int
+    x: list[float]
+    mean: list[float]
+    low: list[float] | None
+    high: list[float] | None
+    """None with one seed."""
+    costs: dict[str, list[float]] = field(default_factory=dict)
+    """Counted up to each x, mean over seeds."""
+
+
+@dataclass(frozen=True)
+class Chart:
+    key: str
+    """Also the name of its file."""
+    section: str
+    title: str
+    x_label: str
+    y_label: str
+    series: list[Series]
+    about: str = ""
+    log: bool = False
+    """Whether its values span orders of magnitude."""
+    points: bool = False
+    """Whether there are so few that each is marked."""
+
+
+LEARNING = (
+    ("test_accuracy", "Test accuracy", "test accuracy (%)", 100.0),
+    ("test_loss", "Test loss", "test loss", 1.0),
+    ("train_loss", "Training loss", "training loss", 1.0),
+    ("divergence", "Divergence of local models", "mean of |v_i - w|²", 1.0),
+)
+
+ABOUT = {
+    "train_loss": "Mean over the active clients and their local steps, at the perturbed point and on their own data.",
+    "divergence": "Mean over the active clients of the squared distance from their model to the next global one.",
+}
+
+
+FIRST = {"sharpness": "ascent", "drift": "drift", "hessian": "eigenvalue_1", "estimate": "cosine"}
+"""The number of a probe that is shown before the others."""
+
+MANY = 12
+"""A number of each client, such as local_0, local_1 and so on, is not drawn where there are more."""
+
+
+def charts_of(comparison: Comparison) -> list[Chart]:
+    """All curves there are numbers for."""
+    return [*learning_curves(comparison), *probe_curves(comparison), *slices(comparison)]
+
+
+def learning_curves(comparison: Comparison) -> list[Chart]:
+    found = []
+    for name, title, label, factor in LEARNING:
+        series = [s for i, group in enumerate(comparison.groups) if (s := _over_seeds(i, group, name, factor))]
+        if series:
+            log = name == "divergence" and _spans(series)
+            found.append(Chart(name, "learning", title, "round", label, series, ABOUT.get(name, ""), log))
+    return found
+
+
+def _over_seeds(number: int, group: Group, name: str, factor: float) -> Series | None:
+    runs = [run for run in group.runs if run.curve(name)[0]]
+    curves = [dict(zip(*run.curve(name), strict=True)) for run in runs]
+    series = _mean(number, [{x: factor * y for x, y in curve.items()} for curve in curves])
+    if series is None:
+        return None
+    costs = {}
+    for cost, parts in COSTS.items():
+        spent = [_spent(run, parts) for run in runs]
+        if all(len(one) == len(run.records) > 0 for one, run in zip(spent, runs, strict=True)):
+            scale = 1e-6 if cost == "MB sent" else 1.0
+            costs[cost] = [scale * float(np.mean([one[int(x) - 1] for one in spent])) for x in series.x]
+    return Series(series.group, series.x, series.mean, series.low, series.high, costs)
+
+
+def _spent(run: Run, parts: tuple[str, ...]) -> list[float]:
+    """After each round."""
+    counted = [r for r in run.records if all(part in r for part in parts)]
+    return list(accumulate(sum(r[part] for part in parts) for r in counted))
+
+
+def _mean(number: int, curves: list[dict[int, float]]) -> Series | None:
+    """At the points that all seeds have."""
+    if not curves:
+        return None
+    xs = sorted(set.intersection(*(set(curve) for curve in curves)))
+    if not xs:
+        return None
+    values = np.array([[curve[x] for x in xs] for curve in curves])
+    several = len(curves) > 1
+    return Series(
+        number,
+        [float(x) for x in xs],
+        values.mean(0).tolist(),
+        values.min(0).tolist() if several else None,
+        values.max(0).tolist() if several else None,
+    )
+
+
+def probe_curves(comparison: Comparison) -> list[Chart]:
+    """A chart for each number that a probe gives."""
+    found: dict[tuple[str, str], list[Series]] = defaultdict(list)
+    about: dict[str, list[Measurement]] = defaultdict(list)
+    for i, group in enumerate(comparison.groups):
+        curves: dict[tuple[str, str], list[dict[int, float]]] = defaultdict(list)
+        for run in group.runs:
+            mine: dict[tuple[str, str], dict[int, float]] = defaultdict(dict)
+            for one in run.measurements:
+                about[one.probe].append(one)
+                for name, value in one.values.items():
+                    mine[one.probe, name][one.round] = value
+            for key, curve in mine.items():
+                curves[key].append(curve)
+        for key, many in curves.items():
+            if mean := _mean(i, many):
+                found[key].append(mean)
+    families = Counter((probe, _family(name)) for probe, name in found)
+    charts = []
+    for (probe, name), series in sorted(found.items(), key=lambda item: item[0][1] != FIRST.get(item[0][0])):
+        if families[probe, _family(name)] > MANY:
+            continue
+        words = name.replace("_", " ").replace("/", ", ")
+        charts.append(
+            Chart(
+                key=f"{probe}-{name}",
+                section=probe,
+                title=f"{probe.capitalize()}: {words}",
+                x_label="round",
+                y_label=words,
+                series=series,
+                about=_about(about[probe]),
+                log=_spans(series),
+                points=max(len(s.x) for s in series) <= 60,
+            )
+        )
+    return charts
+
+
+def _family(name: str) -> str:
+    return re.sub(r"\d+$", "*", name)
+
+
+def _about(measurements: list[Measurement]) -> str:
+    told = {
+        ", ".join(f"{k.replace('_', ' ')} {shown(v)}" for k, v in one.about.items() if isinstance(v, int | float | str))
+        for one in measurements
+    }
+    return f"Measured with {told.pop()}." if len(told) == 1 and "" not in told else ""
+
+
+def slices(comparison: Comparison) -> list[Chart]:
+    """The loss along one direction."""
+    series, about = [], ""
+    for i, group in enumerate(comparison.groups):
+        surfaces = [(run, surface) for run in group.runs if (surface := run.surface(1)) is not None]
+        if surfaces:
+            run, surface = surfaces[0]
+            series.append(Series(i, surface.x.tolist(), surface.loss.tolist(), None, None))
+            about = f"Along one filter-normalised direction; seed {run.config.seed}."
+    return [Chart("surface-1d", "surface", "Loss along a line", "distance", "loss", series, about)] if series else []
+
+
+def _spans(series: list[Series]) -> bool:
+    values = np.concatenate([s.mean for s in series])
+    values = values[np.isfinite(values)]
+    return bool(len(values) and values.min() > 0 and values.max() / values.min() > 100)

@@ -1,0 +1,192 @@
+"""What was compared: runs that differ only in their seed are one group, and all else that differs is named."""
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from fedlesam import config as configs
+from fedlesam.report.read import Run
+from fedlesam.report.style import Look, looks
+
+ASIDE = (*configs.NO_MATTER, "seed", "threads", "device", "evaluate_every", "per_client")
+"""Settings in which the runs of one group may differ."""
+
+MUST_AGREE = ("data", "model")
+"""Where these differ, no number of one run says anything about the other's method."""
+
+Settings = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Group:
+    """The runs of one method with one choice of settings, a seed each."""
+
+    label: str
+    """The method, and where it differs from its neighbours in more than that."""
+    look: Look
+    runs: list[Run]
+    settings: Settings
+
+    @property
+    def algorithm(self) -> str:
+        return self.runs[0].algorithm
+
+    @property
+    def seeds(self) -> list[int]:
+        return [run.config.seed for run in self.runs]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    groups: list[Group]
+    notes: list[str]
+    """What a reader should know before believing a difference."""
+
+    @property
+    def runs(self) -> list[Run]:
+        return [run for group in self.groups for run in group.runs]
+
+    @property
+    def baseline(self) -> Group | None:
+        """FedAvg, the field's unit; where there are several, the one most like the other runs."""
+        found = [group for group in self.groups if group.algorithm == "fedavg"]
+        return min(found, key=lambda group: len(group.label)) if found else None
+
+    @property
+    def common(self) -> Settings:
+        """What all groups share."""
+        first, *others = (group.settings for group in self.groups)
+        return {k: v for k, v in first.items() if all(k in o and o[k] == v for o in others)}
+
+    @property
+    def varied(self) -> list[str]:
+        """The settings in which groups differ."""
+        names = dict.fromkeys(name for group in self.groups for name in group.settings)
+        return [name for name in names if name not in self.common]
+
+
+def settings_of(run: Run) -> Settings:
+    table = configs.as_table(run.config)
+    hyper = table.pop("hyper")
+    return {**{k: v for k, v in table.items() if k not in ASIDE}, **hyper}
+
+
+def compare_runs(runs: list[Run]) -> Comparison:
+    """Group the runs; those that cannot be compared are refused, and what makes a comparison doubtful is noted."""
+    if not runs:
+        raise ValueError("there are no runs to report")
+    for name in MUST_AGREE:
+        places: dict[Any, Run] = {}
+        for run in runs:
+            places.setdefault(getattr(run.config, name), run)
+        if len(places) > 1:
+            seen = ", ".join(f"{value} in {run.path}" for value, run in places.items())
+            raise ValueError(f"these runs cannot be compared, {name} is {seen}: make a report for each {name}")
+    kept, notes = _once(runs)
+    by_settings: dict[tuple[Any, ...], list[Run]] = defaultdict(list)
+    for run in kept:
+        by_settings[tuple(sorted((k, repr(v)) for k, v in settings_of(run).items()))].append(run)
+    members = list(by_settings.values())
+    groups = [
+        Group(label, look, group, settings_of(group[0]))
+        for label, look, group in zip(_labels(members), looks([g[0].algorithm for g in members]), members, strict=True)
+    ]
+    comparison = Comparison(groups, notes)
+    return Comparison(groups, [*notes, *_doubts(comparison)])
+
+
+def _once(runs: list[Run]) -> tuple[list[Run], list[str]]:
+    """The same settings and seed twice would pass for a spread over seeds: the longer run stays."""
+    best: dict[tuple[Any, ...], Run] = {}
+    notes = []
+    for run in runs:
+        key = (*sorted((k, repr(v)) for k, v in settings_of(run).items()), run.config.seed)
+        other = best.get(key)
+        if other is None:
+            best[key] = run
+            continue
+        best[key], left = (run, other) if len(run.records) > len(other.records) else (other, run)
+        notes.append(f"{left.path} is left out: {best[key].path} has the same settings and seed.")
+    return list(best.values()), notes
+
+
+def _labels(groups: list[list[Run]]) -> list[str]:
+    """A method's hyper-parameters are compared with its own other groups, all other settings with everybody's."""
+    tables = [settings_of(group[0]) for group in groups]
+
+    def of_method(name: str) -> bool:
+        return name == "lr_decay" or any(name in group[0].config.hyper for group in groups)
+
+    labels = []
+    for table in tables:
+        told = []
+        for name in table:
+            peers = [t for t in tables if not of_method(name) or t["algorithm"] == table["algorithm"]]
+            usual = Counter(repr(t.get(name)) for t in peers).most_common(1)[0][0]
+            if name != "algorithm" and repr(table[name]) != usual:
+                told.append(f"{name}={shown(table[name])}")
+        labels.append(" ".join([table["algorithm"], *told]))
+    return [label if labels.count(label) == 1 else f"{label} #{i + 1}" for i, label in enumerate(labels)]
+
+
+def shown(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _doubts(comparison: Comparison) -> list[str]:
+    runs, notes = comparison.runs, []
+    for run in runs:
+        if not run.finished:
+            why = f": {run.summary['why']}" if run.summary.get("why") else ""
+            notes.append(f"{run.path} is not finished, {len(run.records)} of {run.config.rounds} rounds{why}.")
+    for name in ("rounds", "split", "clients", "active"):
+        if name in comparison.varied:
+            told = _told(comparison.groups, lambda g, name=name: shown(g.settings.get(name, "unset")))  # type: ignore[misc]
+            notes.append(f"The runs differ in more than the method, {name}: {told}.")
+    if len({tuple(sorted(group.seeds)) for group in comparison.groups}) > 1:
+        told = _told(comparison.groups, lambda g: f"{len(g.seeds)} ({', '.join(map(str, sorted(g.seeds)))})")
+        notes.append(f"Not every method has the same seeds: {told}.")
+    for key, told in {
+        "machine": "Seconds were measured on different machines and do not compare",
+        "fedlesam": "The runs were made by different versions of fedlesam",
+        "commit": "The runs were made by different commits of fedlesam",
+    }.items():
+        found = list(dict.fromkeys(run.versions[key] for run in runs if key in run.versions))
+        if len(found) > 1:
+            notes.append(f"{told}: {', '.join(found)}.")
+    if len({(run.config.workers, run.config.threads, run.config.device) for run in runs}) > 1:
+        notes.append("Workers, threads or device differ between runs: their seconds do not compare.")
+    hashes: dict[tuple[Any, ...], set[str]] = defaultdict(set)
+    for run in runs:
+        if found_hash := (run.summary.get("split") or {}).get("hash"):
+            hashes[run.config.split, run.config.clients, run.config.seed].add(found_hash)
+    if any(len(different) > 1 for different in hashes.values()):
+        notes.append("Runs of the same split and seed have different clients: their data are not the same.")
+    return [*notes, *_probe_doubts(comparison.groups)]
+
+
+def _probe_doubts(groups: list[Group]) -> list[str]:
+    abouts: dict[str, dict[str, list[str]]] = defaultdict(dict)
+    for group in groups:
+        for run in group.runs:
+            made = [(one.probe, one.about) for one in run.measurements]
+            made += [(f"surface-{d}d", found.about) for d in (1, 2) if (found := run.surface(d)) is not None]
+            for probe, about in made:
+                known = {k: v for k, v in about.items() if isinstance(v, int | float | str) and k != "weights"}
+                told = ", ".join(f"{k} {shown(v)}" for k, v in known.items())
+                abouts[probe].setdefault(told, []).append(group.label)
+    return [
+        f"The probe {probe} was not made in the same way everywhere, and its values do not compare: "
+        + "; ".join(f"{told or 'nothing said'} ({', '.join(dict.fromkeys(who))})" for told, who in found.items())
+        + "."
+        for probe, found in abouts.items()
+        if len(found) > 1
+    ]
+
+
+def _told(groups: Iterable[Group], value: Callable[[Group], str]) -> str:
+    by_value: dict[str, list[str]] = defaultdict(list)
+    for group in groups:
+        by_value[value(group)].append(group.label)
+    return "; ".join(f"{value} ({', '.join(labels)})" for value, labels in by_value.items())

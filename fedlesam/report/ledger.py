@@ -1,0 +1,109 @@
+"""What a method cost, as its runs counted it, and what it cost to get somewhere; FedAvg is the unit."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from statistics import fmean
+
+from fedlesam.report.groups import Comparison, Group
+from fedlesam.report.read import Run
+
+BYTES_OF_A_VALUE = 4
+
+
+@dataclass(frozen=True)
+class Spent:
+    rounds: float
+    megabytes: float
+    """Down and up, all clients."""
+    seconds: float
+
+
+@dataclass(frozen=True)
+class ToTarget:
+    """What the seeds of a group needed until their first evaluation at or above a target."""
+
+    target: float
+    label: str
+    reached: int
+    seeds: int
+    best: float | None
+    """The best evaluation of all seeds."""
+    spent: Spent | None
+    """Mean over seeds; None unless all of them got there: a mean over the lucky ones would flatter."""
+
+
+def to_target(run: Run, target: float) -> Spent | None:
+    """Until the first evaluation at or above the target; None if there is none."""
+    sent = seconds = 0.0
+    for record in run.records:
+        sent += record["bytes_down"] + record["bytes_up"]
+        seconds += record["seconds"]
+        accuracy = record.get("test_accuracy")
+        if accuracy is not None and accuracy >= target:
+            return Spent(record["round"] + 1, sent / 1e6, seconds)
+    return None
+
+
+def group_to_target(group: Group, target: float) -> ToTarget:
+    there = [spent for run in group.runs if (spent := to_target(run, target)) is not None]
+    seen = [value for run in group.runs for value in run.curve("test_accuracy")[1]]
+    mean = None
+    if len(there) == len(group.runs):
+        mean = Spent(*(fmean(getattr(s, name) for s in there) for name in ("rounds", "megabytes", "seconds")))
+    return ToTarget(target, group.label, len(there), len(group.runs), max(seen, default=None), mean)
+
+
+def default_targets(comparison: Comparison) -> list[float]:
+    """What FedAvg has at its end, in whole percent, and 9/10 of it; without FedAvg, what the weakest method has."""
+    groups = [comparison.baseline] if comparison.baseline is not None else comparison.groups
+    ends = [fmean(found) for g in groups if (found := [e for r in g.runs if (e := r.accuracy.get("mean_of_last"))])]
+    if not ends:
+        return []
+    end = int(100 * min(ends))
+    return [t / 100 for t in sorted({int(0.9 * end), end}) if t > 0]
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """Of one round, mean over rounds and seeds."""
+
+    label: str
+    backward_passes: float
+    megabytes_down: float
+    megabytes_up: float
+    client_megabytes: float | None
+    """What a client holds between its rounds, the model included; None where the run has not said yet."""
+    seconds: float
+
+
+def ledger(group: Group) -> Ledger | None:
+    """None where no round was done."""
+    rounds = sum(len(run.records) for run in group.runs)
+    if not rounds:
+        return None
+
+    def mean(name: str) -> float:
+        return sum(run.total(name) for run in group.runs) / rounds
+
+    return Ledger(
+        group.label,
+        mean("backward_passes"),
+        mean("bytes_down") / 1e6,
+        mean("bytes_up") / 1e6,
+        _held(group.runs),
+        mean("seconds"),
+    )
+
+
+def _held(runs: Iterable[Run]) -> float | None:
+    sizes = [
+        run.summary["client_memory_bytes"] + BYTES_OF_A_VALUE * run.summary["parameters"]
+        for run in runs
+        if "client_memory_bytes" in run.summary and "parameters" in run.summary
+    ]
+    return max(sizes) / 1e6 if sizes else None
+
+
+def times(value: float | None, unit: float | None) -> float | None:
+    """`value` in units of FedAvg's."""
+    return value / unit if value is not None and unit else None

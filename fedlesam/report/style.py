@@ -1,0 +1,62 @@
+"""The colour and line of a method: the same on the page and in every picture."""
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D31")
+"""Okabe and Ito's colours, which colour-blind readers can tell apart, less the yellow that vanishes on white."""
+
+ON_DARK = {"#000000": "#F2F2F2"}
+"""Where a dark page would swallow a colour."""
+
+LINES = ("-", "--", ":", "-.")
+"""As matplotlib writes them."""
+
+Look = tuple[str, str]
+
+FAMILY = {
+    name: i
+    for i, names in enumerate(
+        (
+            ("fedavg", "fedprox", "freesam-d"),
+            ("fedlesam", "fedadam"),
+            ("scaffold", "freesam"),
+            ("fedsam", "fedlesam-m"),
+            ("fedlesam-s", "fedcm", "mofedsam"),
+            ("fedgamma", "fedlesam-d"),
+            ("feddyn", "freesam-s"),
+            ("fedsmoo",),
+        )
+    )
+    for name in names
+}
+
+
+def style(algorithm: str, taken: list[str]) -> Look:
+    """Colour and line of a method; one that is not of the catalogue gets what is left.
+
+    Perturbations that cost nothing are dashed: they often lie on top of their base.
+    """
+    if algorithm in FAMILY:
+        shared = "-." if algorithm in ("fedprox", "mofedsam") else "-"
+        line = "--" if algorithm.startswith("fedlesam") else ":" if algorithm.startswith("freesam") else shared
+        return COLOURS[FAMILY[algorithm]], line
+    used = {FAMILY[name] for name in taken if name in FAMILY}
+    left = [colour for i, colour in enumerate(COLOURS) if i not in used] or list(COLOURS)
+    return left[[name for name in taken if name not in FAMILY].index(algorithm) % len(left)], "-"
+
+
+def looks(algorithms: list[str]) -> list[Look]:
+    """One for each line. A method's own where nobody has it yet; else one that is free, a new colour first."""
+    names = list(dict.fromkeys(algorithms))
+    own = {name: style(name, names) for name in names}
+    taken = {own[name] for name in names if name in FAMILY}
+    colours = {colour for colour, _ in own.values()}
+    pairs = [(colour, line) for line in LINES for colour in COLOURS]
+    spare = sorted((p for p in pairs if p not in own.values()), key=lambda pair: pair[0] in colours)
+    found = []
+    for i, name in enumerate(algorithms):
+        mine = own[name]
+        first = name not in algorithms[:i]
+        if not first or (name not in FAMILY and mine in taken):
+            mine = spare.pop(0) if spare else mine
+        taken.add(mine)
+        found.append(mine)
+    return found

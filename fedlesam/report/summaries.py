@@ -1,0 +1,118 @@
+"""The tables of a report."""
+
+from fedlesam.report import ledger
+from fedlesam.report.groups import Comparison, shown
+from fedlesam.report.ledger import Spent, times
+from fedlesam.report.tables import rank
+from fedlesam.report.tabular import Cell, Column, Table, by_fedavg, three_digits, two, whole
+
+
+def tables_of(comparison: Comparison, targets: list[float]) -> list[Table]:
+    found = [results(comparison), costs(comparison), to_targets(comparison, targets), differences(comparison)]
+    return [table for table in found if table.rows]
+
+
+def results(comparison: Comparison) -> Table:
+    """Best first."""
+    several = any(len(group.runs) > 1 for group in comparison.groups)
+    spread = [Column("± over seeds", two)] if several else []
+    rows: list[list[Cell]] = []
+    for row in rank((group.label, group.runs) for group in comparison.groups):
+        last, mean, best, over = (
+            None if v is None else 100 * v for v in (row.last, row.mean_of_last, row.best, row.spread)
+        )
+        middle: list[Cell] = [over] if several else []
+        rows.append([row.algorithm, mean, *middle, last, best, row.seeds, row.rounds])
+    columns = [
+        Column("method"),
+        Column("mean of last evaluations %", two),
+        *spread,
+        Column("last round %", two),
+        Column("best round %", two),
+        Column("seeds", whole),
+        Column("rounds", whole),
+    ]
+    about = "The first number is the mean of the last 10 evaluations, or of all where there are fewer."
+    if several:
+        about += " Means over seeds; ± is their standard deviation."
+    return Table("results", "Test accuracy, best first", columns, rows, about)
+
+
+def costs(comparison: Comparison) -> Table:
+    """The counters of the runs, for one round."""
+    names = ("backward_passes", "megabytes_down", "megabytes_up", "client_megabytes", "seconds")
+    titles = ("backward passes", "MB down", "MB up", "MB a client holds", "seconds")
+    base = ledger.ledger(comparison.baseline) if comparison.baseline is not None else None
+    rows: list[list[Cell]] = []
+    for group in comparison.groups:
+        found = ledger.ledger(group)
+        if found is None:
+            continue
+        row: list[Cell] = [group.label]
+        for name in names:
+            value = getattr(found, name)
+            row += [value] if base is None else [value, times(value, getattr(base, name))]
+        rows.append(row)
+    columns = [Column("method")]
+    for title in titles:
+        columns += [Column(title, three_digits), *([Column(f"{title} ×", by_fedavg)] if base is not None else [])]
+    about = (
+        "Counted by the runs, mean of a round, all active clients together. A client holds its model and what the "
+        "method keeps with it between rounds. Seconds are of training and aggregation, without evaluation and probes. "
+    )
+    return Table("costs", "Cost of a round", columns, rows, about + _unit(comparison))
+
+
+def to_targets(comparison: Comparison, targets: list[float]) -> Table:
+    """Rounds, bytes and seconds to an accuracy, as in the paper's table 5."""
+    rows: list[list[Cell]] = []
+    base = comparison.baseline
+    for target in targets:
+        unit = ledger.group_to_target(base, target).spent if base is not None else None
+        for group in comparison.groups:
+            found = ledger.group_to_target(group, target)
+            row: list[Cell] = [f"{100 * target:g} %", group.label, _reached(found)]
+            for name in ("rounds", "megabytes", "seconds"):
+                value = _part(found.spent, name)
+                row += [value] if base is None else [value, times(value, _part(unit, name))]
+            rows.append(row)
+    columns = [Column("target"), Column("method"), Column("reached")]
+    for title, show in (("rounds", whole), ("MB sent", three_digits), ("seconds", three_digits)):
+        columns += [Column(title, show), *([Column(f"{title} ×", by_fedavg)] if base is not None else [])]
+    about = (
+        "Until the first evaluation at or above the target, mean over seeds. A mean is given only where every seed got "
+        "there. "
+    )
+    return Table("to-target", "Cost to a target accuracy", columns, rows, about + _unit(comparison))
+
+
+def _reached(found: ledger.ToTarget) -> str:
+    if found.reached == found.seeds:
+        return "yes" if found.seeds == 1 else f"by all {found.seeds} seeds"
+    best = "never evaluated" if found.best is None else f"best {100 * found.best:.2f} %"
+    return f"never ({best})" if not found.reached else f"by {found.reached} of {found.seeds} seeds"
+
+
+def _part(spent: Spent | None, name: str) -> float | None:
+    return None if spent is None else float(getattr(spent, name))
+
+
+def _unit(comparison: Comparison) -> str:
+    if comparison.baseline is None:
+        return "FedAvg, the unit of the field, is not among the runs, so there are no multiples of it."
+    return f"×: times {comparison.baseline.label}, less is better."
+
+
+def differences(comparison: Comparison) -> Table:
+    """Only the settings in which the runs differ."""
+    names = [name for name in comparison.varied if name != "algorithm"]
+    rows: list[list[Cell]] = [
+        [
+            group.label,
+            ", ".join(map(str, sorted(group.seeds))),
+            *(shown(group.settings[name]) if name in group.settings else None for name in names),
+        ]
+        for group in comparison.groups
+    ]
+    columns = [Column("method"), Column("seeds"), *(Column(name) for name in names)]
+    return Table("differences", "What differs", columns, rows)

@@ -1,0 +1,122 @@
+"""A table once, as CSV, Markdown, LaTeX and HTML."""
+
+import csv
+import io
+from collections.abc import Callable
+from dataclasses import dataclass
+from html import escape
+
+Cell = str | float | int | None
+
+NOTHING = "–"
+
+
+@dataclass(frozen=True)
+class Column:
+    name: str
+    show: Callable[[float], str] | None = None
+    """How a number is written for people; None for text."""
+
+
+@dataclass(frozen=True)
+class Table:
+    key: str
+    """Also the name of its file."""
+    title: str
+    columns: list[Column]
+    rows: list[list[Cell]]
+    about: str = ""
+
+    def csv(self) -> str:
+        """Numbers as they are, so that nothing is lost on the way to a spreadsheet; empty where there is none.
+
+        Text that a spreadsheet would take for a formula gets an apostrophe before it.
+        """
+        out = io.StringIO()
+        writer = csv.writer(out, lineterminator="\n")
+        writer.writerow([column.name for column in self.columns])
+        writer.writerows([[_tame(cell) if isinstance(cell, str) else cell for cell in row] for row in self.rows])
+        return out.getvalue()
+
+    def markdown(self) -> str:
+        def line(cells: list[str]) -> str:
+            return "| " + " | ".join(cell.replace("\\", "\\\\").replace("|", "\\|") for cell in cells) + " |\n"
+
+        rule = "|" + "|".join("---:" if column.show else "---" for column in self.columns) + "|\n"
+        return line([column.name for column in self.columns]) + rule + "".join(line(row) for row in self.shown())
+
+    def latex(self) -> str:
+        """For the package booktabs."""
+        align = "".join("r" if column.show else "l" for column in self.columns)
+        head = " & ".join(_latex(column.name) for column in self.columns)
+        body = "".join(" & ".join(_latex(cell) for cell in row) + " \\\\\n" for row in self.shown())
+        return (
+            f"\\begin{{tabular}}{{{align}}}\n\\toprule\n{head} \\\\\n\\midrule\n{body}\\bottomrule\n\\end{{tabular}}\n"
+        )
+
+    def html(self, method: Callable[[str], tuple[str, str]]) -> str:
+        """`method` gives, for the name of a method, the attributes of its row and what stands in its cell."""
+        head = "".join(f'<th scope="col"{_number(c)}>{escape(c.name)}</th>' for c in self.columns)
+        names = [column.name for column in self.columns]
+        body = ""
+        for row in self.shown():
+            attributes, cells = "", ""
+            for i, (column, cell) in enumerate(zip(self.columns, row, strict=True)):
+                content = escape(cell)
+                if column.name == "method":
+                    attributes, content = method(cell)
+                tag = 'th scope="row"' if i == names.index("method") else "td"
+                cells += f"<{tag}{_number(column)}>{content}</{tag[:2]}>"
+            body += f"<tr{attributes}>{cells}</tr>\n"
+        return f"<table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody>\n</table>"
+
+    def shown(self) -> list[list[str]]:
+        return [[_show(column, cell) for column, cell in zip(self.columns, row, strict=True)] for row in self.rows]
+
+
+def _show(column: Column, cell: Cell) -> str:
+    if cell is None:
+        return NOTHING
+    return str(cell) if isinstance(cell, str) or column.show is None else column.show(cell)
+
+
+def _number(column: Column) -> str:
+    return ' class="number"' if column.show else ""
+
+
+def _tame(text: str) -> str:
+    return f"'{text}" if text[:1] in tuple("=+-@\t\r") else text
+
+
+LATEX = {
+    **{letter: f"\\{letter}" for letter in "&%$#_{}"},
+    "\\": "\\textbackslash{}",
+    "~": "\\textasciitilde{}",
+    "^": "\\textasciicircum{}",
+    "<": "\\textless{}",
+    ">": "\\textgreater{}",
+    "×": "$\\times$",
+    "±": "$\\pm$",
+    "–": "--",
+    "²": "$^2$",
+}
+
+
+def _latex(text: str) -> str:
+    return "".join(LATEX.get(letter, letter) for letter in text)
+
+
+def whole(value: float) -> str:
+    return f"{value:,.0f}"
+
+
+def two(value: float) -> str:
+    return f"{value:.2f}"
+
+
+def three_digits(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def by_fedavg(value: float) -> str:
+    return f"{value:.2f}×"

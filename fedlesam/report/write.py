@@ -1,0 +1,72 @@
+"""A report on runs: the page, and on request its charts and tables as files."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from fedlesam.disk import write_text
+from fedlesam.names import file_name
+from fedlesam.report import ledger
+from fedlesam.report.charts import charts_of
+from fedlesam.report.groups import Comparison, compare_runs
+from fedlesam.report.page import page
+from fedlesam.report.read import Run
+from fedlesam.report.summaries import tables_of
+from fedlesam.report.tabular import Table
+
+
+def write_report(
+    runs: list[Run],
+    out: Path,
+    *,
+    figures: Path | None = None,
+    tables: Path | None = None,
+    targets: list[float] | None = None,
+    done: Callable[[int, int], None] = lambda _, __: None,
+) -> Comparison:
+    """Write them all; `done` hears how many of how many figures are drawn."""
+    comparison = compare_runs(runs)
+    found = tables_of(comparison, targets or ledger.default_targets(comparison))
+    charts = charts_of(comparison)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_text(out, page(comparison, charts, found))
+    if tables is not None:
+        _write_tables(found, tables)
+    if figures is not None:
+        _draw(comparison, figures, done)
+    return comparison
+
+
+def _write_tables(tables: list[Table], folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for table in tables:
+        for ending, text in (("csv", table.csv()), ("md", table.markdown()), ("tex", table.latex())):
+            write_text(folder / f"{table.key}.{ending}", text)
+
+
+def _draw(comparison: Comparison, folder: Path, done: Callable[[int, int], None]) -> None:
+    from fedlesam.report import pictures
+
+    def paths(name: str) -> list[Path]:
+        return [folder / f"{file_name(name)}.{ending}" for ending in ("png", "pdf")]
+
+    work: list[Callable[[], object]] = []
+    for chart in charts_of(comparison):
+        work.append(lambda chart=chart: pictures.chart_picture(chart, comparison.groups, paths(chart.key)))  # type: ignore[misc]
+    surfaces = [
+        (g.label, s) for g in comparison.groups if (s := next(filter(None, (r.surface(2) for r in g.runs)), None))
+    ]
+    if surfaces:
+        work.append(lambda: pictures.surfaces_picture(surfaces, paths("surface-2d"), contour=False))
+        work.append(lambda: pictures.surfaces_picture(surfaces, paths("surface-2d-contours"), contour=True))
+    seen = set()
+    for run in comparison.runs:
+        split = run.config.split, run.config.clients
+        counts = run.class_counts() if split not in seen else None
+        if counts is not None and counts.size:
+            seen.add(split)
+            name = "split" if len(seen) == 1 else f"split-{len(seen)}"
+            work.append(lambda counts=counts, name=name: pictures.split_picture(counts, paths(name)))  # type: ignore[misc]
+    for i, draw in enumerate(work):
+        done(i, len(work))
+        draw()
+    done(len(work), len(work))

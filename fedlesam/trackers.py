@@ -1,0 +1,189 @@
+"""Live trackers: TensorBoard, MLflow and Weights & Biases watch the records of a run. None of them is a dependency."""
+
+import importlib.util
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from fedlesam import config as configs
+from fedlesam.config import RunConfig
+from fedlesam.federation import Record
+
+PROJECT = "fedlesam"
+"""The experiment of MLflow, the project of Weights & Biases."""
+
+
+@dataclass(frozen=True)
+class Tracked:
+    """A run as a tracker knows it."""
+
+    name: str
+    folder: Path
+    settings: dict[str, Any]
+
+
+class Tracker(Protocol):
+    """Sees every round after it is done. It cannot change training: it gets numbers, and its errors end only itself."""
+
+    def see(self, step: int, values: dict[str, float]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+Open = Callable[[Tracked, int], Tracker]
+"""With the run, and the number of its first record: above 1 where a run goes on."""
+
+
+class TensorBoard:
+    """Event files, in the run's folder or below a folder of one's choice."""
+
+    def __init__(self, run: Tracked, first: int, folder: Path | None) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        where = folder / run.name if folder is not None else run.folder / "tensorboard"
+        self.writer: Any = SummaryWriter(str(where), purge_step=first)
+        self.writer.add_text("settings", "\n".join(f"    {name} = {value}" for name, value in run.settings.items()))
+
+    def see(self, step: int, values: dict[str, float]) -> None:
+        for name, value in values.items():
+            self.writer.add_scalar(name, value, step)
+        self.writer.flush()
+
+    def close(self) -> None:
+        self.writer.close()
+
+
+class MLflow:
+    """Through a client of its own, so that a program's current MLflow run is left alone."""
+
+    def __init__(self, run: Tracked, first: int, uri: str) -> None:
+        from mlflow import MlflowClient
+        from mlflow.entities import Param
+
+        self.client = MlflowClient(uri)
+        found = self.client.get_experiment_by_name(PROJECT)
+        experiment = found.experiment_id if found is not None else self.client.create_experiment(PROJECT)
+        self.run = self.client.create_run(experiment, run_name=run.name, tags={"folder": str(run.folder)}).info.run_id
+        self.client.log_batch(self.run, params=[Param(name, str(value)) for name, value in run.settings.items()])
+
+    def see(self, step: int, values: dict[str, float]) -> None:
+        import time
+
+        from mlflow.entities import Metric
+
+        now = int(1000 * time.time())
+        self.client.log_batch(self.run, metrics=[Metric(name, value, now, step) for name, value in values.items()])
+
+    def close(self) -> None:
+        self.client.set_terminated(self.run)
+
+
+class WeightsAndBiases:
+    """With WANDB_MODE=offline it needs no account and no network: `wandb sync` sends the run later."""
+
+    def __init__(self, run: Tracked, first: int) -> None:
+        import wandb
+
+        self.run: Any = wandb.init(
+            project=PROJECT,
+            name=run.name,
+            dir=str(run.folder),
+            config=run.settings,
+            settings=wandb.Settings(silent=True, console="off"),
+            reinit="create_new",
+        )
+
+    def see(self, step: int, values: dict[str, float]) -> None:
+        self.run.log(values, step=step)
+
+    def close(self) -> None:
+        self.run.finish()
+
+
+def wanted(tensorboard: str | None, mlflow: str | None, wandb: bool) -> dict[str, Open]:
+    """The trackers asked for, by their flag; one whose package is missing is refused before anything is trained."""
+    found: dict[str, Open] = {}
+    if tensorboard is not None:
+        _need("tensorboard")
+        folder = Path(tensorboard) if tensorboard else None
+        found["--tensorboard"] = lambda run, first: TensorBoard(run, first, folder)
+    if mlflow is not None:
+        _need("mlflow")
+        found["--mlflow"] = lambda run, first: MLflow(run, first, mlflow)
+    if wandb:
+        _need("wandb")
+        found["--wandb"] = WeightsAndBiases
+    return found
+
+
+def _need(extra: str) -> None:
+    if importlib.util.find_spec(extra) is None:
+        raise ValueError(f"--{extra} needs a package that is not installed: pip install 'fedlesam[{extra}]'")
+
+
+class Watchers:
+    """The trackers of one run after another; each opens at the run's first record, when its folder is there."""
+
+    def __init__(self, openers: dict[str, Open], say: Callable[[str], None]) -> None:
+        self.openers, self.say = openers, say
+        self.live: dict[str, Tracker] = {}
+
+    def watch(self, config: RunConfig, folder: Path, also: Callable[[Record], None] | None) -> Callable[[Record], None]:
+        """The observer of a run, and whom it tells besides."""
+        self.close()
+        table = configs.as_table(config)
+        run = Tracked(folder.name, folder, {**table.pop("hyper"), **table})
+        opened = False
+
+        def see(record: Record) -> None:
+            nonlocal opened
+            if also is not None:
+                also(record)
+            if not opened:
+                opened = True
+                for flag, start in self.openers.items():
+                    with self._or_without(flag):
+                        self.live[flag] = start(run, record.round + 1)
+            for flag, tracker in list(self.live.items()):
+                with self._or_without(flag):
+                    tracker.see(record.round + 1, numbers(record))
+
+        return see
+
+    def close(self) -> None:
+        for flag, tracker in list(self.live.items()):
+            with self._or_without(flag):
+                tracker.close()
+        self.live.clear()
+
+    @contextmanager
+    def _or_without(self, flag: str) -> Iterator[None]:
+        """Hours of training do not end because a server of metrics does: it is said once, and the run goes on."""
+        try:
+            yield
+        except Exception as error:
+            self.live.pop(flag, None)
+            self.say(f"{flag} stopped, the run goes on without it: {error}")
+
+
+@contextmanager
+def watching(openers: dict[str, Open], say: Callable[[str], None] | None = None) -> Iterator[Watchers]:
+    watchers = Watchers(openers, say or (lambda text: print(text, file=sys.stderr)))
+    try:
+        yield watchers
+    finally:
+        watchers.close()
+
+
+def numbers(record: Record) -> dict[str, float]:
+    """What a tracker plots: the numbers of a record, nested ones by their path."""
+    found: dict[str, float] = {}
+    for name, value in record.as_dict().items():
+        if isinstance(value, dict):
+            found.update({f"{name}/{inner}": float(number) for inner, number in value.items()})
+        elif isinstance(value, int | float) and name != "round":
+            found[name] = float(value)
+    return found

@@ -1,0 +1,185 @@
+"""`fedlesam probe` on real run folders."""
+
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from fedlesam import config as configs
+from fedlesam.cli import cli, main
+from fedlesam.config import RunConfig
+from fedlesam.probes import GlobalLoss, open_run, readings
+from fedlesam.runner import execute
+from fedlesam.runs import RunFolder
+
+Call = Callable[..., tuple[int, str, str]]
+
+
+def tiny(**change: Any) -> RunConfig:
+    small = {"clients": 5, "active": 2, "rounds": 2, "epochs": 1, "batch_size": 50, "model": "mlp:hidden=4"}
+    return configs.resolve(RunConfig(**{"algorithm": "fedsam", "threads": 1, **small, **change}))
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two methods, one with probes at its end."""
+    out = tmp_path_factory.mktemp("runs")
+    execute(tiny(probe="sharpness:every=2,steps=3"), out / "sam")
+    execute(tiny(algorithm="fedlesam"), out / "lesam")
+    return out
+
+
+@pytest.fixture
+def call(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
+    shutil.copytree(runs, tmp_path / "runs")
+    monkeypatch.chdir(tmp_path / "runs")
+    monkeypatch.delenv("FEDLESAM_TRACEBACK", raising=False)
+
+    def fedlesam(*args: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["fedlesam", *args])
+        with pytest.raises(SystemExit) as end:
+            main()
+        said = capsys.readouterr()
+        return int(end.value.code or 0), said.out, said.err
+
+    return fedlesam
+
+
+def test_a_run_opened_again_is_the_model_it_ended_with(runs: Path) -> None:
+    fed = open_run(runs / "sam")
+    assert fed.state.round == 2
+    for name, tensor in load_file(runs / "sam" / "model.safetensors").items():
+        assert torch.equal(fed.model.state_dict()[name], tensor)
+    assert len(fed.clients) == 5
+
+
+def test_afterwards_the_same_numbers_as_while_training(call: Call) -> None:
+    before = Path("sam/probes.jsonl").read_text()
+    code, out, _ = call("probe", "sam", "--probe", "sharpness:steps=3")
+    assert code == 0
+    now = readings.read(Path("sam/probes.jsonl"))
+    earlier = [json.loads(line) for line in before.splitlines()]
+    assert len(now) == len(earlier) == 2, "the line of round 2 is replaced, not doubled"
+    assert now[1].values == earlier[1]["values"]
+    assert "relative_ascent" in out
+    assert f"{now[1].values['ascent']:.5g}" in out
+
+
+def test_json_tables_surfaces_and_pictures(call: Call) -> None:
+    args = ["--probe", "hessian:k=2,samples=50", "--probe", "surface:points=3,samples=20", "--figures", "f"]
+    code, out, err = call("probe", "sam", "lesam", *args, "--probe", "surface:points=5,dims=1,samples=20", "--json")
+    assert (code, err) == (0, "")
+    found = json.loads(out)
+    assert [(line["run"], line["probe"]) for line in found["readings"]] == [
+        (run, probe) for run in ("sam", "lesam") for probe in ("hessian", "surface", "surface")
+    ]
+    assert {p.name for p in Path("f").iterdir()} == {Path(p).name for p in found["pictures"]}
+    assert len(found["pictures"]) == 6
+    for run in ("sam", "lesam"):
+        assert Path(run, "surface-1d.safetensors").exists()
+        assert Path(run, "surface-2d.safetensors").exists()
+        assert "hessian" in {r.probe for r in readings.read(Path(run, "probes.jsonl"))}
+    code, out, _ = call("probe", "sam", "lesam", *args[:2])
+    assert code == 0
+    assert "fedsam  fedlesam" in " ".join(out.split()).replace("fedsam fedlesam", "fedsam  fedlesam")
+    assert "trace_error" in out
+
+
+def test_quiet_says_nothing(call: Call) -> None:
+    assert call("probe", "sam", "-q", "--probe", "sharpness:steps=1,samples=10,local=no") == (0, "", "")
+
+
+def test_it_changes_nothing_else(call: Call) -> None:
+    names = ("config.toml", "metrics.jsonl", "model.safetensors", "summary.json")
+    before = {name: Path("lesam", name).read_bytes() for name in names}
+    call("probe", "lesam", "--probe", "sharpness:steps=1", "--probe", "surface:points=3,samples=5")
+    assert {name: Path("lesam", name).read_bytes() for name in names} == before
+
+
+def test_theory(call: Call) -> None:
+    code, out, _ = call("probe", "theory:starts=2,rounds=2")
+    assert code == 0
+    assert "squared only" in out
+    assert "as printed" in out
+    code, out, _ = call("probe", "theory:starts=2,rounds=2,batch=2", "--json")
+    found = json.loads(out)
+    assert found["settings"]["batch"] == 2
+    assert all(line["holds_squared"] for line in found["steps"])
+    assert not found["steps"][0]["holds_as_printed"]
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["nowhere"], "nowhere: is not a run folder, it has no config.toml"),
+        (["sam", "--probe", "sharpnes"], "unknown probe 'sharpnes': did you mean 'sharpness'?"),
+        (["sam", "--probe", "surface:points=0"], "points must be a whole number from 3, got 0"),
+        (["sam", "--probe", "surface:pints=3"], "unknown option 'pints': did you mean 'points'?"),
+        (["sam", "--probe", "drift"], "needs the clients' memories, which a finished run has no more"),
+        (["sam", "--probe", "hessian:k=999"], "k must be below the model's 310 parameters"),
+        (["theory", "sam"], "theory looks at no run"),
+        (["theory:clients=0"], "clients must be a whole number from 1, got 0"),
+        (["theory:cliens=1"], "did you mean 'clients'?"),
+        (["sam", "--device", "tpu"], "device 'tpu'"),
+    ],
+)
+def test_bad_input_is_one_clear_line(call: Call, args: list[str], said: str) -> None:
+    code, out, err = call("probe", *args)
+    assert code == 2
+    assert said in err
+    assert out == ""
+    assert len(err.strip().splitlines()) == 1
+
+
+def test_runs_that_cannot_be_measured(call: Call) -> None:
+    Path("sam/model.safetensors").unlink()
+    assert "sam: has no weights yet, no checkpoint and no model.safetensors" in call("probe", "sam")[2]
+    Path("sam/model.safetensors").write_bytes(b"no weights")
+    assert "is not the model of" in call("probe", "sam")[2]
+    summary = RunFolder(Path("lesam")).read_summary()
+    summary["split"]["hash"] = "another"
+    Path("lesam/summary.json").write_text(json.dumps(summary))
+    assert "the data or the split are not those of the run" in call("probe", "lesam")[2]
+
+
+def test_directions_cannot_be_shared_by_different_models(call: Call) -> None:
+    execute(tiny(model="mlp:hidden=5", rounds=1), Path("wide"))
+    code, _, err = call("probe", "sam", "wide", "--probe", "surface:points=3,samples=5")
+    assert code == 2
+    assert "sam has 310 parameters and wide has 385" in err
+
+
+def test_two_runs_of_one_method_are_told_apart(call: Call) -> None:
+    shutil.copytree("sam", "again")
+    out = call("probe", "sam", "again", "--probe", "sharpness:steps=1,samples=5,local=no")[1]
+    assert "fedsam sam" in out
+    assert "fedsam again" in out
+
+
+def test_the_examples_of_the_help_parse(call: Call) -> None:
+    command = cli.get_command(click.Context(cli), "probe")
+    assert command is not None
+    for example in command.examples:  # type: ignore[attr-defined]
+        words = example.split()
+        assert words[:2] == ["fedlesam", "probe"]
+        command.make_context("probe", words[2:])
+    text = call("probe", "--help")[1]
+    assert all(word in text for word in ("sharpness", "hessian", "surface", "theory", "Examples:"))
+
+
+def test_a_surface_is_of_the_loss_it_says(call: Call) -> None:
+    from fedlesam.probes import surface
+
+    call("probe", "sam", "--probe", "surface:points=3,samples=0", "-q")
+    found = surface.read(Path("sam/surface-2d.safetensors"))
+    fed = open_run(Path("sam"))
+    assert found.loss[1, 1] == pytest.approx(GlobalLoss.of(fed).value(fed.weights), rel=1e-6)
+    assert found.about["algorithm"] == "fedsam"
+    assert found.about["rounds"] == 2

@@ -1,0 +1,70 @@
+"""Theorem 2 measured with real rounds, against plain gradient descent."""
+
+import numpy as np
+import pytest
+import torch
+
+from fedlesam import seeds
+from fedlesam.probes import theorem_2
+from fedlesam.probes.theory import quadratics
+
+
+def descents(x: float, starts: int, rounds: int) -> list[float]:
+    """The biases of gradient descent on F = (w A w) / 2 - b w + const, with lr = x / L."""
+    draw = seeds.generator(0, "probe")
+    shards = quadratics(10, 10, 8, draw)
+    begin = 3 * torch.randn(starts, 10, generator=draw, dtype=torch.float64)
+    rows = np.stack([s.numpy() for s, _ in shards])
+    centre, curvature = rows[..., :10], rows[..., 10:]
+    a, b = curvature.mean((0, 1)), (curvature * centre).mean((0, 1))
+    biases = []
+    for w in begin.numpy():
+        for _ in range(rounds):
+            before = a * w - b
+            w = w - x / a.max() * before
+            after = a * w - b
+            biases.append(np.linalg.norm(before / np.linalg.norm(before) - after / np.linalg.norm(after)))
+    return biases
+
+
+def test_exact_gradients_are_gradient_descent() -> None:
+    for found in theorem_2((0.03, 0.3), starts=4, rounds=3):
+        expected = descents(found.step, 4, 3)
+        assert found.measured == 12
+        assert found.bias_max == pytest.approx(max(expected), rel=1e-6)
+        assert found.bias_median == pytest.approx(float(np.median(expected)), rel=1e-6)
+        assert found.mean_square == pytest.approx(float(np.mean(np.square(expected))), rel=1e-6)
+        assert found.noise == 0
+        assert found.bound == pytest.approx(3 * found.step**2)
+
+
+def test_the_printed_form_fails_for_small_steps_and_the_squared_one_holds() -> None:
+    found = {t.step: t for t in theorem_2(starts=5, rounds=3)}
+    assert all(t.holds_squared and t.squares_within == t.measured for t in found.values())
+    assert not found[0.003].holds_as_printed
+    assert found[0.003].norms_within == 0
+    assert found[0.3].holds_as_printed
+
+
+def test_batches_add_noise_that_the_bound_knows() -> None:
+    exact, noisy = (theorem_2((0.01,), starts=5, rounds=4, batch=b)[0] for b in (0, 2))
+    assert noisy.noise > 0
+    assert noisy.bias_median > 3 * exact.bias_median
+    assert noisy.bound == pytest.approx(3 * noisy.noise + 3 * 0.01**2)
+    assert noisy.holds_squared
+    again = theorem_2((0.01,), starts=5, rounds=4, batch=2)[0]
+    assert again == noisy, "seeded"
+
+
+def test_in_one_dimension_there_is_no_bias() -> None:
+    found = theorem_2((0.5,), dimensions=1, starts=3, rounds=2)[0]
+    assert found.bias_max == pytest.approx(0, abs=1e-12)
+
+
+def test_bad_settings() -> None:
+    with pytest.raises(ValueError, match="batch must be at most the 8 samples of a client, got 9"):
+        theorem_2(batch=9)
+    with pytest.raises(ValueError, match="clients must be a whole number from 1, got 0"):
+        theorem_2(clients=0)
+    with pytest.raises(ValueError, match="step must be above 0, got 0"):
+        theorem_2((0.0,))

@@ -1,0 +1,378 @@
+"""The page of a report in a real browser: headless Chromium, driven by its own driver."""
+
+import base64
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_runs import fake_run
+
+from fedlesam.report.read import find_runs
+from fedlesam.report.write import write_report
+
+METHODS = ["fedavg", "fedlesam", "fedlesam-s", "fedsam", "scaffold"]
+CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+
+pytestmark = [
+    pytest.mark.extras,
+    pytest.mark.skipif(
+        CHROMIUM is None or DRIVER is None,
+        reason="needs chromium and chromedriver: apt install chromium chromium-driver",
+    ),
+]
+
+
+class Browser:
+    """A page that is open, and what a test asks of it."""
+
+    def __init__(self, driver: Any) -> None:
+        self.driver = driver
+
+    def open(self, path: Path, width: int = 1280, height: int = 900, *, scheme: str = "light") -> None:
+        media = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
+        self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
+        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
+        self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+        self.driver.execute_cdp_cmd("Emulation.setTouchEmulationEnabled", {"enabled": width < 600})
+        self.errors(), self.requests()
+        self.driver.get(path.as_uri())
+        self.until("return document.documentElement.dataset.ready === 'yes'")
+
+    def run(self, script: str, *args: Any) -> Any:
+        return self.driver.execute_script(script, *args)
+
+    def until(self, script: str, *args: Any) -> Any:
+        """Wait for a script to give something true; the limit is only there so that a broken page ends the test."""
+        end = time.monotonic() + 60
+        while not (found := self.run(script, *args)):
+            assert time.monotonic() < end, f"never true: {script}"
+            time.sleep(0.05)
+        return found
+
+    def errors(self) -> list[str]:
+        return [entry["message"] for entry in self.driver.get_log("browser") if entry["level"] == "SEVERE"]
+
+    def requests(self) -> list[str]:
+        """All addresses asked for since the last call."""
+        events = [json.loads(entry["message"])["message"] for entry in self.driver.get_log("performance")]
+        return [e["params"]["request"]["url"] for e in events if e["method"] == "Network.requestWillBeSent"]
+
+    def show(self, heading: str) -> Any:
+        """Scroll to the card of that heading and give it once it is drawn."""
+        card = self.run(
+            "const card = [...document.querySelectorAll('[data-panel]')]"
+            ".find((c) => c.querySelector('h3').textContent === arguments[0]);"
+            "card.scrollIntoView({block: 'center'}); return card",
+            heading,
+        )
+        self.until("return [...arguments[0].querySelectorAll('.plot')].some((p) => p.data)", card)
+        return card
+
+    def lines(self, card: Any) -> dict[str, list[float]]:
+        """Names and values of the lines drawn, without the bands."""
+        script = (
+            "return arguments[0].querySelector('.plot').data.filter((t) => t.meta && t.meta.group !== undefined)"
+            ".map((t) => [t.name, Array.from(t.y)])"
+        )
+        return dict(self.run(script, card))
+
+    def chip(self, name: str) -> Any:
+        script = "return [...document.querySelectorAll('.chip')].find((c) => c.textContent.trim() === arguments[0])"
+        return self.run(script, name)
+
+    def choose(self, selector: str, text: str, card: Any) -> None:
+        """Of a list of choices inside a card."""
+        script = (
+            "const list = arguments[2].querySelector(arguments[0]);"
+            "list.value = [...list.options].find((o) => o.textContent === arguments[1]).value;"
+            "list.dispatchEvent(new Event('change'))"
+        )
+        self.run(script, selector, text, card)
+
+    def surfaces(self) -> list[Any]:
+        return list(self.run("return [...document.querySelectorAll('.scenes .plot')]"))
+
+    def picture(self, path: Path) -> None:
+        shot = self.driver.execute_cdp_cmd("Page.captureScreenshot", {})
+        path.write_bytes(base64.b64decode(shot["data"]))
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    pytest.importorskip("selenium", reason="needs selenium: pip install 'fedlesam[extras]'")
+    from selenium import webdriver
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = str(CHROMIUM)
+    flags = "--headless=new --disable-dev-shm-usage --use-angle=swiftshader --enable-unsafe-swiftshader"
+    for flag in (*flags.split(), "--no-sandbox" if os.geteuid() == 0 else "--no-first-run"):
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(str(DRIVER)))
+    yield Browser(driver)
+    driver.quit()
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Five methods, three seeds each, with all probes and surfaces."""
+    folder = tmp_path_factory.mktemp("five")
+    for name in METHODS:
+        for seed in range(3):
+            hyper = {"rho": 0.1} if "sam" in name else {}
+            fake_run(folder / "runs" / f"{name}-{seed}", name, seed=seed, rounds=30, probes=True, hyper=hyper)
+    write_report(find_runs([folder / "runs"]), folder / "report.html")
+    return folder / "report.html"
+
+
+def test_opens_without_an_error_and_asks_for_nothing(browser: Browser, page: Path) -> None:
+    browser.open(page)
+    for heading in browser.run("return [...document.querySelectorAll('[data-panel] h3')].map((h) => h.textContent)"):
+        browser.show(heading)
+    assert browser.errors() == []
+    assert [url for url in browser.requests() if not url.startswith(("data:", "blob:"))] == [page.as_uri()]
+    assert browser.run("return document.title") == "5 methods on digits"
+
+
+def test_the_browser_itself_refuses_the_network(browser: Browser, page: Path, tmp_path: Path) -> None:
+    """Should some part of the page try: its policy forbids it, and forbids scripts that are not the page's own."""
+    inside = "<img src='https://example.org/x.png'><script>window.foreign = true</script></main>"
+    (tmp_path / "x.html").write_text(page.read_text(encoding="utf-8").replace("</main>", inside, 1), encoding="utf-8")
+    browser.open(tmp_path / "x.html")
+    assert len([text for text in browser.errors() if "Content Security Policy" in text]) >= 2
+    assert browser.run("return window.foreign === undefined")
+
+
+def test_no_button_sends_data_away(browser: Browser, page: Path) -> None:
+    browser.open(page)
+    browser.show("Test accuracy")
+    titles = browser.run("return [...document.querySelectorAll('.modebar-btn')].map((b) => b.dataset.title)")
+    assert any("Zoom" in title for title in titles), "the bar is there"
+    assert not any(word in title.lower() for title in titles for word in ("cloud", "share", "studio", "plotly"))
+
+
+def test_charts_have_the_numbers_of_the_runs(browser: Browser, page: Path) -> None:
+    browser.open(page)
+    drawn = browser.lines(browser.show("Test accuracy"))
+    assert sorted(drawn) == METHODS
+    runs = find_runs([page.parent / "runs"])
+    for name, values in drawn.items():
+        curves = [run.curve("test_accuracy")[1] for run in runs if run.algorithm == name]
+        means = [100 * sum(at) / 3 for at in zip(*curves, strict=True)]
+        assert values == pytest.approx(means, rel=1e-4)
+    assert sorted(browser.lines(browser.show("Test loss"))) == METHODS
+    assert sorted(browser.lines(browser.show("Drift"))) == ["fedlesam", "fedlesam-s", "fedsam"], "those that perturb"
+    assert sorted(browser.lines(browser.show("Sharpness"))) == METHODS
+    assert sorted(browser.lines(browser.show("Loss along a line"))) == METHODS
+    card = browser.show("Split")
+    counts = runs[0].class_counts()
+    assert counts is not None
+    assert browser.run("return arguments[0].querySelector('.plot').data[0].z", card) == counts.T.tolist()
+
+
+def test_one_toggle_acts_on_all_charts_and_tables(browser: Browser, page: Path) -> None:
+    browser.open(page)
+    browser.show("Test accuracy")
+    chip = browser.chip("fedavg")
+    chip.click()
+    assert chip.get_attribute("aria-pressed") == "false"
+    others = [name for name in METHODS if name != "fedavg"]
+    for heading in ("Test accuracy", "Test loss", "Training loss", "Sharpness", "Loss along a line"):
+        assert sorted(browser.lines(browser.show(heading))) == others, heading
+    browser.show("Around the final model")
+    assert len(browser.surfaces()) == 4
+    dimmed = browser.run("return [...document.querySelectorAll('tr.off th[scope=row]')].map((c) => c.textContent)")
+    assert set(dimmed) == {"fedavg"}
+    assert len(dimmed) >= 3, "in every table"
+    chip.click()
+    assert sorted(browser.lines(browser.show("Test accuracy"))) == METHODS
+    browser.chip("none").click()
+    assert browser.lines(browser.show("Test accuracy")) == {}
+    browser.chip("all").click()
+    assert sorted(browser.lines(browser.show("Test accuracy"))) == METHODS
+    assert browser.errors() == []
+
+
+def test_seeds_have_bands(browser: Browser, page: Path) -> None:
+    browser.open(page)
+    card = browser.show("Test accuracy")
+    script = (
+        "return arguments[0].querySelector('.plot').data.filter((t) => t.fill === 'toself').map((t) => t.meta.band)"
+    )
+    assert sorted(browser.run(script, card)) == [0, 1, 2, 3, 4]
+
+
+def test_curves_against_what_they_cost(browser: Browser, page: Path) -> None:
+    browser.open(page)
+    card = browser.show("Test accuracy")
+    browser.choose("#against", "MB sent", card)
+    ends = dict(
+        browser.run(
+            "return arguments[0].querySelector('.plot').data.filter((t) => t.meta.group !== undefined)"
+            ".map((t) => [t.name, t.x[t.x.length - 1]])",
+            card,
+        )
+    )
+    assert ends == {"fedavg": 60, "fedlesam": 60, "fedsam": 60, "scaffold": 120, "fedlesam-s": 120}
+    other = browser.show("Training loss")
+    assert browser.run("return arguments[0].querySelector('.plot').layout.xaxis.title.text", other) == "MB sent"
+
+
+def test_a_probe_has_a_choice_of_its_numbers(browser: Browser, page: Path) -> None:
+    browser.open(page)
+    card = browser.show("Sharpness")
+    before = browser.lines(card)["fedavg"]
+    browser.choose("[data-choose]", "first order", card)
+    assert browser.lines(card)["fedavg"] == pytest.approx([value / 1.3 for value in before], rel=1e-3)
+
+
+def test_surfaces_share_their_scales_and_turn_together(browser: Browser, page: Path) -> None:
+    browser.open(page)
+    browser.show("Around the final model")
+    plots = browser.surfaces()
+    assert len(plots) == 5
+    ranges = [browser.run("return arguments[0].layout.scene.zaxis.range", plot) for plot in plots]
+    colours = [browser.run("const t = arguments[0].data[0]; return [t.cmin, t.cmax]", plot) for plot in plots]
+    assert all(found == ranges[0] for found in ranges + colours)
+    lows = [browser.run("return Math.min(...arguments[0].data[0].z.flat())", plot) for plot in plots]
+    assert min(lows) == ranges[0][0]
+    eye = {"x": 0.5, "y": -1.5, "z": 1.0}
+    browser.run("Plotly.relayout(arguments[0], {'scene.camera': {eye: arguments[1]}})", plots[2], eye)
+    same = (
+        "return arguments[0].every((p) => JSON.stringify(p.layout.scene.camera.eye) === JSON.stringify(arguments[1]))"
+    )
+    browser.until(same, plots, eye)
+
+
+def test_surfaces_as_contours_and_on_a_log_scale(browser: Browser, page: Path) -> None:
+    browser.open(page)
+    card = browser.show("Around the final model")
+    browser.choose("[data-view]", "contours", card)
+    kinds = [browser.run("return arguments[0].data[0].type", plot) for plot in browser.surfaces()]
+    assert kinds == ["contour"] * 5
+    low = browser.run("return arguments[0].data[0].zmin", browser.surfaces()[0])
+    browser.run("arguments[0].querySelector('[data-log]').click()", card)
+    assert 10 ** browser.run("return arguments[0].data[0].zmin", browser.surfaces()[0]) == pytest.approx(low)
+    assert browser.errors() == []
+
+
+def test_all_is_reached_with_the_keyboard(browser: Browser, page: Path) -> None:
+    from selenium.webdriver.common.action_chains import ActionChains
+    from selenium.webdriver.common.keys import Keys
+
+    browser.open(page)
+    seen, last = [], None
+    for _ in range(80):
+        ActionChains(browser.driver).send_keys(Keys.TAB).perform()
+        here = browser.run(
+            "const e = document.activeElement;"
+            "return e.id || (e.dataset.group ? 'chip ' + e.dataset.group : e.className || e.tagName)"
+        )
+        if here == "BODY" and last == "BODY":
+            break
+        seen.append(here)
+        last = here
+    assert {"theme", "all", "none", "against", "skip"} <= set(seen)
+    assert {f"chip {i}" for i in range(5)} <= set(seen)
+    assert sum("plot" in name for name in seen) >= 8
+    chip = browser.chip("fedavg")
+    browser.run("arguments[0].focus()", chip)
+    ActionChains(browser.driver).send_keys(Keys.SPACE).perform()
+    assert chip.get_attribute("aria-pressed") == "false"
+
+
+def test_zoom_and_turn_with_keys(browser: Browser, page: Path) -> None:
+    from selenium.webdriver.common.action_chains import ActionChains
+    from selenium.webdriver.common.keys import Keys
+
+    browser.open(page)
+    card = browser.show("Test loss")
+    width = (
+        "const p = arguments[0].querySelector('.plot'); p.focus();"
+        "const [a, b] = p._fullLayout.xaxis.range; return Math.abs(b - a)"
+    )
+    before = browser.run(width, card)
+    ActionChains(browser.driver).send_keys("+").perform()
+    assert browser.run(width, card) == pytest.approx(0.8 * before, rel=1e-3)
+    browser.show("Around the final model")
+    first, second = browser.surfaces()[:2]
+    eye = "return arguments[0].layout.scene.camera.eye"
+    at = browser.run(eye, first)
+    browser.run("arguments[0].focus()", first)
+    ActionChains(browser.driver).send_keys(Keys.ARROW_RIGHT).perform()
+    browser.until("return arguments[0].layout.scene.camera.eye.x !== arguments[1]", second, at["x"])
+    assert browser.run(eye, first) == browser.run(eye, second)
+
+
+@pytest.mark.parametrize(("width", "height"), [(1280, 900), (390, 844)])
+def test_light_and_dark_at_every_width(browser: Browser, page: Path, width: int, height: int, tmp_path: Path) -> None:
+    """The page follows the system and the button; nothing sticks out sideways."""
+    from PIL import Image
+
+    for scheme, bright in (("light", True), ("dark", False)):
+        browser.run("localStorage.clear()")
+        browser.open(page, width, height, scheme=scheme)
+        browser.show("Test accuracy")
+        assert browser.run("return document.documentElement.scrollWidth") <= width
+        browser.picture(tmp_path / f"{scheme}.png")
+        with Image.open(tmp_path / f"{scheme}.png") as image:
+            corner = image.convert("L").getpixel((2, height - 2))
+            assert isinstance(corner, int | float)
+            assert (corner > 128) == bright
+    browser.run("document.getElementById('theme').click()")
+    assert browser.run("return document.documentElement.dataset.theme") == "light"
+    ink = "return document.querySelector('[data-panel=\"0\"] .plot').layout.font.color"
+    assert browser.run(ink) == "#1a1d21", "charts follow the button"
+    browser.run("localStorage.clear()")
+
+
+def test_names_are_text_everywhere(browser: Browser, tmp_path: Path) -> None:
+    """A method of one's own may be called anything."""
+    evil = "</script><img src=x onerror=window.broken=1><b>x"
+    fake_run(tmp_path / "runs" / "a", evil, probes=True)
+    fake_run(tmp_path / "runs" / "b", "fedavg", probes=True, hyper={"<i>": "</textarea>'\""})
+    write_report(find_runs([tmp_path / "runs"]), tmp_path / "report.html")
+    browser.open(tmp_path / "report.html")
+    card = browser.show("Test accuracy")
+    assert browser.run("return window.broken === undefined")
+    assert browser.run("return document.querySelectorAll('img, b, i:not(.scale i), textarea').length") == 0
+    assert browser.chip(evil) is not None
+    plot = browser.run("return arguments[0].querySelector('.plot')", card)
+    browser.run("Plotly.Fx.hover(arguments[0], {xval: 5}, 'xy')", plot)
+    browser.until("return arguments[0].querySelector('.hoverlayer').textContent.length > 0", plot)
+    assert evil in browser.run("return arguments[0].querySelector('.hoverlayer').textContent", plot)
+    assert browser.errors() == []
+
+
+def test_twenty_runs_of_eight_hundred_rounds(browser: Browser, tmp_path: Path) -> None:
+    names = [*METHODS, "fedadam", "fedcm", "feddyn", "mofedsam", "fedgamma", "fedsmoo", "fedlesam-d", "fedprox"]
+    names += ["fedlesam-m", "freesam", "freesam-s", "freesam-d", "mine:a", "mine:b", "mine:c"]
+    for name in names:
+        fake_run(tmp_path / "runs" / name.replace(":", "-"), name, rounds=800, probes=True)
+    assert len(names) == 20
+    write_report(find_runs([tmp_path / "runs"]), tmp_path / "report.html")
+    assert (tmp_path / "report.html").stat().st_size < 8_000_000
+    browser.open(tmp_path / "report.html")
+    assert len(browser.lines(browser.show("Test accuracy"))) == 20
+    browser.chip("mine:b").click()
+    drawn = browser.lines(browser.show("Test accuracy"))
+    assert len(drawn) == 19
+    assert all(len(values) == 800 for values in drawn.values())
+    browser.show("Around the final model")
+    kinds = {browser.run("return arguments[0].data[0].type", plot) for plot in browser.surfaces()}
+    assert kinds == {"contour"}, "more than a browser can turn at once"
+    assert browser.errors() == []
+
+
+def test_a_single_unfinished_run(browser: Browser, tmp_path: Path) -> None:
+    fake_run(tmp_path / "x", rounds=3, finished=False)
+    write_report(find_runs([tmp_path / "x"]), tmp_path / "report.html")
+    browser.open(tmp_path / "report.html")
+    assert list(browser.lines(browser.show("Test accuracy"))) == ["fedavg"]
+    assert "not finished" in browser.run("return document.querySelector('.note').textContent")
+    assert browser.errors() == []
