@@ -50,6 +50,8 @@ class Memories:
         for old, ticket in list(self._files()):
             if ticket not in memories:
                 old.unlink(missing_ok=True)
+        for cut_off in self.folder.glob(f".client{self.client:06d}-*.part") if self.folder is not None else ():
+            cut_off.unlink(missing_ok=True)
         for key in [key for key in self.state if key.startswith(PREFIX)]:
             if key.removeprefix(PREFIX) not in memories:
                 del self.state[key]

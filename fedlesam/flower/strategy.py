@@ -218,7 +218,7 @@ class Strategy(FlowerStrategy):
             raise ValueError("aggregate_train comes after configure_train")
         current, self._open = self._open, None
         answers, lost, left_out = self._read(current, replies)
-        reduction, answers = self._reduce(current.sent, answers, left_out)
+        reduction, answers = self._reduce(current, answers, left_out)
         self._report(current, left_out)
         if len(answers) < self.minimum:
             log(WARNING, "round %d: %d answers, %d needed; again", current.sent.round, len(answers), self.minimum)
@@ -360,21 +360,19 @@ class Strategy(FlowerStrategy):
         return dict(sorted(answers.items())), lost, left_out
 
     def _reduce(
-        self, sent: Broadcast, answers: dict[int, Answer], left_out: dict[int, str]
+        self, current: Open, answers: dict[int, Answer], left_out: dict[int, str]
     ) -> tuple[Reduction, dict[int, Answer]]:
-        """Summed anew without a client that cannot be added: half of its vectors may be in the sums already."""
-        answers = dict(answers)
-        while True:
-            reduction = Reduction(sent.round, self.weighting == "examples")
-            for client, answer in answers.items():
-                try:
-                    reduction.add(answer)
-                except NotFinite as error:
-                    left_out[client] = str(error)
-                    del answers[client]
-                    break
-            else:
-                return reduction, answers
+        """The sums, and the answers that are in them."""
+        by_examples = self.weighting == "examples"
+        weight = sum(answer.examples for answer in answers.values()) if by_examples else len(current.drawn)
+        reduction, added = Reduction(current.sent.round, max(1, weight), by_examples=by_examples), {}
+        for client, answer in answers.items():
+            try:
+                reduction.add(answer)
+                added[client] = answer
+            except NotFinite as error:
+                left_out[client] = str(error)
+        return reduction, added
 
     def _report(self, current: Open, left_out: dict[int, str]) -> None:
         for client, reason in sorted(left_out.items()):
