@@ -339,7 +339,7 @@ def test_names_are_text_everywhere(browser: Browser, tmp_path: Path) -> None:
     """A method of one's own may be called anything."""
     evil = "</script><img src=x onerror=window.broken=1><b>x"
     fake_run(tmp_path / "runs" / "a", evil, probes=True)
-    fake_run(tmp_path / "runs" / "b", "fedavg", probes=True, hyper={"<i>": "</textarea>'\""})
+    fake_run(tmp_path / "runs" / "b", "fedavg", probes=True, hyper={"note": "</textarea><i>'\""})
     write_report(find_runs([tmp_path / "runs"]), tmp_path / "report.html")
     browser.open(tmp_path / "report.html")
     card = browser.show("Test accuracy")
