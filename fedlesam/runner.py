@@ -77,6 +77,7 @@ def execute(
                 if world is not None:
                     dismiss(world)
                 if tell is not None:
+                    disk.sync_folder(path)  # that it is finished may not be lasting yet
                     shutil.rmtree(folder.checkpoints, ignore_errors=True)
                 return folder.read_summary()
             experiment = build(config, data, folder=folder.memory, world=world)

@@ -44,6 +44,7 @@ ROOMS = [
     "trackers",
     "report",
     "compare",
+    "flower",
     "cli",
     "__main__",
     "__init__",

@@ -5,6 +5,7 @@ import importlib.util
 import json
 import struct
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -270,14 +271,17 @@ def test_wandb_offline_for_real(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("WANDB_MODE", "offline")
     fedlesam(monkeypatch, tmp_path, "run", *TINY, "--rounds", "3", "--out", "x", "--quiet", "--wandb")
     [path] = (tmp_path / "x" / "wandb").glob("offline-run-*/*.wandb")
-    history: list[dict[str, Any]] = []
-    name = ""
-    for data in log_entries(path.read_bytes()):
-        entry = wandb_internal_pb2.Record()
-        entry.ParseFromString(data)
-        name = entry.run.display_name or name
-        if entry.history.item:
-            history.append({(i.key or "/".join(i.nested_key)): json.loads(i.value_json) for i in entry.history.item})
+    end, entries = time.monotonic() + 120, []
+    while not any(entry.HasField("exit") for entry in entries):  # its own process writes, also after `finish`
+        assert time.monotonic() < end, "never written"
+        time.sleep(0.1)
+        entries = [wandb_internal_pb2.Record.FromString(data) for data in log_entries(path.read_bytes())]
+    name = next(entry.run.display_name for entry in entries if entry.HasField("run"))
+    history = [
+        {(item.key or "/".join(item.nested_key)): json.loads(item.value_json) for item in entry.history.item}
+        for entry in entries
+        if entry.HasField("history")
+    ]
     assert name == "x"
     for metric in NAMES:
         assert [(row["_step"], row[metric]) for row in history] == expected(tmp_path / "x", metric)

@@ -15,6 +15,7 @@ COMMANDS = {
     "data": "fetch data sets, and check those you have",
     "runs": "the runs in a folder: state, accuracy, time left",
     "cost": "what a run will need: RAM, disk, traffic, backward passes",
+    "deploy": "look at a Flower deployment: what is insecure or missing",
     "list": "the algorithms, data sets, models and splits there are",
     "demo": "five methods on the embedded data in a minute, with pictures",
     "completion": "print the completion script of your shell",

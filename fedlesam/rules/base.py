@@ -47,3 +47,11 @@ class Rule:
     def initial(self, anchor: Tensor) -> State:
         """The server's state of this slot before the first round."""
         return {}
+
+    def forget(self, ours: State, sent: State, share: float) -> State:
+        """`ours` without a client whose memory is lost. Override it where `ours` is a sum over clients.
+
+        `sent` is the sum of all it ever uploaded for this slot, for a server rule of its updates (`update`); `share`
+        is 1 / N.
+        """
+        return ours

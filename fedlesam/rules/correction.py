@@ -70,6 +70,9 @@ class ControlVariates(Correction):
     def aggregate(self, ours: State, result: RoundResult) -> State:
         return {"c": torch.add(ours["c"], result.uploads["change"], alpha=result.share)}
 
+    def forget(self, ours: State, sent: State, share: float) -> State:
+        return {"c": torch.sub(ours["c"], sent["change"], alpha=share)}
+
 
 @dataclass(frozen=True)
 class ClientMomentum(Correction):

@@ -76,3 +76,6 @@ class Dynamic(ServerRule):
     def step(self, state: State, result: RoundResult) -> tuple[Tensor, State]:
         total = torch.add(state["H"], result.update, alpha=result.share)
         return result.anchor + result.update + total, {"H": total}
+
+    def forget(self, ours: State, sent: State, share: float) -> State:
+        return {"H": torch.sub(ours["H"], sent["update"], alpha=share)}

@@ -246,10 +246,10 @@ class Remains:
     def of_file(self, ino: int) -> bytes:
         if ino not in self.known:
             ledger, now = self.case.ledger / str(ino), self.now.get(ino)
-            current = now.read_bytes() if now is not None and now.is_file() else b""
+            current = now.read_bytes() if now is not None else b""
             torn = [b"", bytes(len(current)), current[: len(current) // 2]]
             sides = [ledger.read_bytes()] if ledger.exists() else torn
-            self.known[ino] = self.rng.choice(sides + ([current] if self.loss == "some" else []))
+            self.known[ino] = self.rng.choice(sides + ([current] if self.loss == "some" and now is not None else []))
         return self.known[ino]
 
 

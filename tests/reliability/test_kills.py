@@ -149,6 +149,19 @@ def test_killed_while_it_closes(pattern: str, references: References, tmp_path: 
     check_resumes(case, references(config))
 
 
+def test_killed_while_it_closes_and_again_while_it_cleans_up(references: References, tmp_path: Path) -> None:
+    """That the run is finished was not lasting when the second process began to delete its checkpoints."""
+    config = small("fedlesam-s")
+    case = Case(tmp_path, config)
+    assert case.attempt(Plan("after replace summary.json")).killed
+    case.lose_power("nothing")
+    assert case.attempt(Plan("after unlink checkpoints/", 3)).killed
+    labels = case.labels()
+    assert "after fsync run" in labels[: labels.index("before open checkpoints")], "so it is made lasting first"
+    case.lose_power("some")
+    check_resumes(case, references(config))
+
+
 # Power loss
 
 

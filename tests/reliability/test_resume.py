@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from harness import Case, Plan, References, digits, fedlesam, flags, result, small
 
 from fedlesam import compare as comparison
 from fedlesam.algorithms import CATALOGUE, PAPER
+from fedlesam.build import build
 from fedlesam.checkpoint import Checkpoints, Manifest
 from fedlesam.config import RunConfig
 from fedlesam.federation import Federation, Record
@@ -112,6 +114,25 @@ def test_without_a_checkpoint_it_begins_again(references: References, tmp_path: 
     assert (case.loaded, result(case.run)) == (0, references(config))
 
 
+@pytest.mark.parametrize("method", ["fedlesam-s", "fedsmoo", "fedadam"])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_without_a_run_folder(method: str, workers: int, tmp_path: Path) -> None:
+    """As a Python user does it, with all memory in RAM, and a second checkpoint after going on."""
+    config, checkpoints = small(method, workers=workers), tmp_path / "checkpoints"
+    with build(config, digits()).federation as whole:
+        for _ in range(6):
+            whole.round()
+    for start, end in ((0, 2), (2, 4), (4, 6)):
+        with build(config, digits()).federation as part:
+            kept = Checkpoints(checkpoints, keep=1)
+            assert kept.load(part) == start
+            while part.state.round < end:
+                part.round()
+            kept.save(part)
+            assert {path.name for path in kept.clients.glob("*")} == set(kept.chain[-1].memories)
+    assert torch.equal(part.weights, whole.weights)
+
+
 # Damage
 
 
@@ -145,8 +166,13 @@ def damage(run: Path, what: str) -> None:
         spoil(targets[what])
 
 
-@pytest.mark.parametrize("workers", [{}, {"workers": 2}, {"workers": 2, "store": "pinned"}], ids=str)
-@pytest.mark.parametrize("what", ["manifest", "state", "memory", "anchor", "metrics", "no state", "no memory"])
+@pytest.mark.parametrize(
+    ("what", "workers"),
+    [(what, {}) for what in ("manifest", "state", "memory", "anchor", "metrics", "no state", "no memory")]
+    + [(what, {"workers": 2}) for what in ("state", "memory")]
+    + [(what, {"workers": 2, "store": "pinned"}) for what in ("state", "memory", "anchor")],
+    ids=str,
+)
 def test_a_damaged_checkpoint_is_stepped_over(
     what: str,
     workers: dict[str, Any],
@@ -154,8 +180,6 @@ def test_a_damaged_checkpoint_is_stepped_over(
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    if workers and what not in ("memory", "anchor", "state"):
-        pytest.skip("the workers have no part in this")
     config = small("fedlesam-s", **workers)
     interrupt(config, tmp_path / "run", 4)
     damage(tmp_path / "run", what)

@@ -5,6 +5,7 @@ again what a failure said; its folder then stays.
 """
 
 import json
+import logging
 import os
 import random
 import selectors
@@ -137,6 +138,7 @@ def assault(case: Case, story: Story, rng: random.Random) -> bool:
 
 def work(pipe: int, seed: int, first: int, jobs: int, kills: int, place: Path) -> None:
     torch.set_num_threads(1)
+    logging.getLogger("fedlesam").setLevel(logging.ERROR)  # that rounds are trained again is the point
     references = References(place / f"references{first}")
     number = first
     while kills > 0:
@@ -191,13 +193,20 @@ def main() -> int:
         for story in stories(seed, jobs, kills, place):
             told.append(story)
             progress.advance(bar, sum(kill.inside for kill in story.kills))
+            if not console.is_terminal and len(told) % 50 == 0:
+                done = sum(kill.inside for one in told for kill in one.kills)
+                console.print(f"{done:,} of {kills:,} kills, {time.monotonic() - began:,.0f} s", highlight=False)
             if story.wrong:
                 again = f"SEED={seed} CASE={story.number} python tests/reliability/torture.py"
                 console.print(f"FAILED, see it again with: {again}\n{story.settings}\n{story.wrong}", markup=False)
-    return report(told, time.monotonic() - began, seed)
+    failed = report(told, time.monotonic() - began, seed)
+    if not failed:
+        shutil.rmtree(place)
+    return int(failed > 0)
 
 
 def report(told: list[Story], seconds: float, seed: int) -> int:
+    """Print the figures; how many runs failed."""
     every = [kill for story in told for kill in story.kills]
     inside = [kill for kill in every if kill.inside]
     failed = sum(bool(story.wrong) for story in told)
@@ -221,7 +230,7 @@ def report(told: list[Story], seconds: float, seed: int) -> int:
         print(f"\n{title}")
         for name, count in sorted(table.items(), key=lambda pair: -pair[1]):
             print(f"  {name:<38}{count:>6,}")
-    return int(failed > 0)
+    return failed
 
 
 if __name__ == "__main__":

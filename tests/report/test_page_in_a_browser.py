@@ -17,6 +17,8 @@ from fedlesam.report.write import write_report
 
 METHODS = ["fedavg", "fedlesam", "fedlesam-s", "fedsam", "scaffold"]
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+PATIENCE = 600
+"""Seconds: surfaces are drawn without a graphics card, and a machine may have other work."""
 
 pytestmark = [
     pytest.mark.extras,
@@ -48,7 +50,7 @@ class Browser:
 
     def until(self, script: str, *args: Any) -> Any:
         """Wait for a script to give something true; the limit is only there so that a broken page ends the test."""
-        end = time.monotonic() + 60
+        end = time.monotonic() + PATIENCE
         while not (found := self.run(script, *args)):
             assert time.monotonic() < end, f"never true: {script}"
             time.sleep(0.05)
@@ -114,6 +116,8 @@ def browser() -> Iterator[Browser]:
         options.add_argument(flag)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
     driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(str(DRIVER)))
+    driver.set_script_timeout(PATIENCE)
+    driver.set_page_load_timeout(PATIENCE)
     yield Browser(driver)
     driver.quit()
 

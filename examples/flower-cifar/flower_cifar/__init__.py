@@ -1,0 +1,1 @@
+"""fedlesam on Flower."""

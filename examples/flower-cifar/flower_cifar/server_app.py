@@ -1,0 +1,51 @@
+"""The app of the SuperLink."""
+
+import json
+from logging import INFO
+from pathlib import Path
+
+import torch
+from flwr.app import ArrayRecord, Context, MetricRecord
+from flwr.serverapp import Grid, ServerApp
+from flwr.supercore import log
+from safetensors.torch import save_file
+
+from fedlesam.data.batches import Batches
+from fedlesam.evaluation import combine, score_batches
+from fedlesam.flower import Strategy
+from fedlesam.models.flat import FlatModel
+from flower_cifar.task import load, model_for
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    config = context.run_config
+    torch.set_num_threads(1)
+    data = load(config)
+    model = model_for(config, data)
+    tested = FlatModel(model_for(config, data))
+
+    def evaluate(rounds: int, arrays: ArrayRecord) -> MetricRecord:
+        tested.module.load_state_dict(arrays.to_torch_state_dict())
+        test = Batches(data.test_shard(), tested.device)
+        found = combine(score_batches(tested, test, torch.nn.functional.cross_entropy))
+        return MetricRecord({"test-loss": found.loss, "test-accuracy": float(found.accuracy or 0.0)})
+
+    folder = Path(str(config["folder"])) if config["folder"] else None
+    strategy = Strategy(
+        model,
+        str(config["algorithm"]),
+        clients=int(config["clients"]),
+        active=config["active"],
+        minimum=config["minimum"],
+        seed=int(config["seed"]),
+        patience=float(config["patience"]),
+        folder=folder,
+    )
+    rounds, timeout = int(config["rounds"]), float(config["timeout"])
+    result = strategy.start(grid, num_rounds=rounds, timeout=timeout, evaluate_fn=evaluate)
+    log(INFO, "result: %s", json.dumps({str(k): dict(v) for k, v in result.evaluate_metrics_serverapp.items()}))
+    if folder is not None:
+        save_file(result.arrays.to_torch_state_dict(), folder / "model.safetensors")

@@ -1,0 +1,255 @@
+"""Look at a Flower app, its connection and a reachable SuperLink, and say what is insecure or missing."""
+
+import datetime
+import ipaddress
+import os
+import socket
+import ssl
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from fedlesam.names import unknown
+
+Level = Literal["ok", "note", "missing", "insecure"]
+PRIVATE = b"PRIVATE KEY-----"
+SOON = datetime.timedelta(days=30)
+PATIENCE = 5.0
+LOCAL = ":local:"
+"""The address of the SuperLink that flwr itself starts, for its simulation."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    level: Level
+    text: str
+    """What was found, and what to do about it."""
+
+
+@dataclass(frozen=True)
+class Connection:
+    """Of `flwr run`, from the configuration file of Flower."""
+
+    name: str
+    host: str
+    port: int
+    insecure: bool
+    root_certificates: Path | None
+
+    @property
+    def here(self) -> bool:
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host == "localhost"
+
+
+def check(app: Path, superlink: str | None = None) -> Iterator[Finding]:
+    """All findings, in the order in which one would look."""
+    yield from check_app(app)
+    yield from check_environment(os.environ)
+    connection = None
+    for found in read_connection(superlink):
+        if isinstance(found, Connection):
+            connection = found
+        else:
+            yield found
+    if connection is not None:
+        yield from check_connection(connection)
+        yield from check_superlink(connection)
+
+
+def check_app(app: Path) -> Iterator[Finding]:
+    path = app / "pyproject.toml"
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ValueError(f"{path}: is not the pyproject.toml of a Flower app: {error}") from error
+    flower = table.get("tool", {}).get("flwr", {}).get("app", {})
+    if not flower:
+        raise ValueError(f"{path}: has no [tool.flwr.app]: is this the folder of a Flower app?")
+    components = flower.get("components", {})
+    for name in ("serverapp", "clientapp"):
+        module = str(components.get(name, "")).partition(":")[0]
+        file = app / f"{module.replace('.', '/')}.py"
+        if not module or not file.exists():
+            yield Finding("missing", f"{path}: {name} is {components.get(name)!r}, and there is no {file}")
+        else:
+            yield Finding("ok", f"{name}: {components[name]}")
+    yield from _check_config(flower.get("config", {}), path)
+    keys = [file for file in sorted(app.rglob("*")) if file.is_file() and _holds_private_key(file)]
+    for file in keys:
+        yield Finding(
+            "insecure", f"{file}: a private key in the app's folder; keep keys outside of what `flwr run` packs"
+        )
+        if file.stat().st_mode & 0o077:
+            yield Finding("insecure", f"{file}: others can read this private key; chmod 600 {file}")
+
+
+def _check_config(config: Mapping[str, Any], path: Path) -> Iterator[Finding]:
+    from fedlesam.algorithms import CATALOGUE
+
+    name = config.get("algorithm")
+    if isinstance(name, str) and name not in CATALOGUE:
+        yield Finding("missing", f"{path}: {unknown('algorithm', name, CATALOGUE)}")
+    if "folder" in config and not config["folder"]:
+        yield Finding("note", "folder is empty: a server that stops cannot go on; set it to a full path on the server")
+    elif config.get("folder") and not Path(str(config["folder"])).is_absolute():
+        yield Finding("missing", f"folder {config['folder']!r} must be a full path: Flower starts the app anywhere")
+    clients, minimum = config.get("clients"), config.get("minimum")
+    if isinstance(clients, int) and isinstance(minimum, int) and minimum > clients:
+        yield Finding("missing", f"minimum is {minimum} of {clients} clients: no round can end")
+
+
+def _holds_private_key(file: Path) -> bool:
+    try:
+        with file.open("rb") as content:
+            return PRIVATE in content.read(200)
+    except OSError:
+        return False
+
+
+def check_environment(environment: Mapping[str, str]) -> Iterator[Finding]:
+    """Of this machine; the SuperLink's and the SuperNodes' are their own."""
+    if environment.get("FLWR_TELEMETRY_ENABLED", "1") == "1":
+        yield Finding(
+            "note", "Flower's telemetry is on; export FLWR_TELEMETRY_ENABLED=0 on every machine to turn it off"
+        )
+    if environment.get("FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION") != "1":
+        yield Finding(
+            "note",
+            "a SuperLink started here would install what an app asks for when it runs; start it with "
+            "--disable-runtime-dependency-installation",
+        )
+
+
+def read_connection(name: str | None) -> Iterator[Finding | Connection]:
+    """The connection that `flwr run` would use."""
+    home = Path(os.environ.get("FLWR_HOME") or Path.home() / ".flwr")
+    path = home / "config.toml"
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8")).get("superlink", {})
+    except FileNotFoundError:
+        yield Finding("missing", f"{path}: not there, so flwr knows no SuperLink; write [superlink.NAME] into it")
+        return
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ValueError(f"{path}: cannot be read: {error}") from error
+    known = [key for key, value in table.items() if isinstance(value, dict)]
+    name = name or table.get("default")
+    if name not in known:
+        raise ValueError(f"{path}: {unknown('SuperLink', str(name), known)}")
+    settings = table[name]
+    if "options" in settings or settings.get("address") == LOCAL:
+        yield Finding("note", f"{name} is Flower's simulation on this machine: there is no network to check")
+        return
+    host, _, port = str(settings.get("address", "")).rpartition(":")
+    if not host or not port.isdecimal():
+        yield Finding("missing", f"{path}: the address of {name} must be host:port, got {settings.get('address')!r}")
+        return
+    roots = settings.get("root-certificates")
+    folder = path.parent
+    certificates = (folder / Path(str(roots)).expanduser()) if roots else None
+    yield Connection(str(name), host.strip("[]"), int(port), bool(settings.get("insecure", False)), certificates)
+
+
+def check_connection(connection: Connection) -> Iterator[Finding]:
+    if connection.insecure:
+        level: Level = "note" if connection.here else "insecure"
+        where = "fine on one machine only" if connection.here else "models and code travel in the clear"
+        yield Finding(
+            level, f"{connection.name}: insecure = true, no TLS: {where}; see docs/deploy.md for certificates"
+        )
+    elif connection.root_certificates is None:
+        yield Finding(
+            "note", f"{connection.name}: no root-certificates; the SuperLink's must be signed by a public one"
+        )
+    elif not connection.root_certificates.exists():
+        yield Finding("missing", f"{connection.root_certificates}: the root certificate is not there")
+
+
+def check_superlink(connection: Connection) -> Iterator[Finding]:
+    address = f"{connection.host}:{connection.port}"
+    if connection.root_certificates is not None and not connection.root_certificates.exists():
+        return
+    try:
+        yield from _check_tls(connection)
+    except ssl.SSLCertVerificationError as error:
+        yield Finding("insecure", f"{address}: its certificate is not accepted: {error.verify_message}")
+        return
+    except ssl.SSLError as error:
+        yield Finding("insecure", f"{address}: does not speak TLS ({error.reason}); start it with --ssl-certfile")
+        return
+    except OSError as error:
+        yield Finding("missing", f"{address}: cannot be reached: {error}; is the SuperLink up, and the port open?")
+        return
+    yield from _ask(connection)
+
+
+def _check_tls(connection: Connection) -> Iterator[Finding]:
+    with socket.create_connection((connection.host, connection.port), PATIENCE) as plain:
+        if connection.insecure:
+            return
+        roots = connection.root_certificates
+        context = ssl.create_default_context(cafile=str(roots) if roots else None)
+        with context.wrap_socket(plain, server_hostname=connection.host) as secure:
+            shown: Any = secure.getpeercert() or {}
+            version = secure.version()
+    ends = datetime.datetime.fromtimestamp(ssl.cert_time_to_seconds(str(shown["notAfter"])), datetime.UTC)
+    left = ends - datetime.datetime.now(datetime.UTC)
+    level: Level = "missing" if left < SOON else "ok"
+    renew = "; renew it" if left < SOON else ""
+    yield Finding(
+        level, f"{connection.host}:{connection.port}: {version}, certificate good until {ends:%Y-%m-%d}{renew}"
+    )
+
+
+def _ask(connection: Connection) -> Iterator[Finding]:
+    """What the SuperLink lets a stranger do. A node that it would accept is taken back at once."""
+    import httpx
+    from flwr.proto.control_pb2 import ListNodesRequest
+    from flwr.proto.fleet_pb2 import RegisterNodeFleetRequest, UnregisterNodeFleetRequest
+    from flwr.supercore.control.control_http_client import ControlHttpClient
+    from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_to_bytes
+    from flwr.supernode.fleet_http_client import FleetHttpClient
+    from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
+
+    roots = connection.root_certificates.read_bytes() if connection.root_certificates else None
+    where: dict[str, Any] = {
+        "server_address": f"{connection.host}:{connection.port}",
+        "insecure": connection.insecure,
+        "root_certificates": roots,
+    }
+    private, public = generate_key_pairs()
+    fleet = FleetHttpClient.from_server_address(**where, interceptors=[NodeAuthHttpInterceptor(private, public)])
+    try:
+        made = fleet.RegisterNode(RegisterNodeFleetRequest(public_key=public_key_to_bytes(public)))
+        fleet.UnregisterNode(UnregisterNodeFleetRequest(node_id=made.node_id))
+        level: Level = "note" if connection.here else "insecure"
+        yield Finding(level, "any SuperNode is accepted; start the SuperLink with --enable-supernode-auth")
+    except httpx.HTTPStatusError as error:
+        if error.response.status_code != httpx.codes.PRECONDITION_FAILED:
+            yield Finding("missing", f"this is not a SuperLink of Flower 1.41: HTTP {error.response.status_code}")
+            return
+        yield Finding("ok", "a SuperNode with an unknown key is refused")
+    except httpx.HTTPError as error:
+        yield Finding("missing", f"this is not a SuperLink of Flower 1.41: {error}")
+        return
+    finally:
+        fleet.close()
+    control = ControlHttpClient.from_server_address(**where, interceptors=[])
+    try:
+        nodes = control.ListNodes(ListNodesRequest()).nodes_info
+        online = sum(node.status == "online" for node in nodes)
+        yield Finding("ok" if online else "missing", f"{online} SuperNodes are connected")
+        level = "note" if connection.here else "insecure"
+        yield Finding(
+            level,
+            "whoever reaches this port can start runs and register SuperNodes: Flower asks for no account; let only "
+            "your own machine reach /v1/control (firewall or proxy, docs/deploy.md)",
+        )
+    except httpx.HTTPStatusError as error:
+        yield Finding("ok", f"starting runs needs an account (HTTP {error.response.status_code})")
+    finally:
+        control.close()

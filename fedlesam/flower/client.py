@@ -1,0 +1,120 @@
+"""The ClientApp: the same local loop as the simulation's, on a node of Flower."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from flwr.app import Context, Error, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from torch import nn
+
+from fedlesam import lookup, seeds
+from fedlesam.algorithms import CATALOGUE, Algorithm
+from fedlesam.checks import NotFinite, check_count
+from fedlesam.client import finish, local_update
+from fedlesam.data.batches import ClientData, check_client
+from fedlesam.flower import records
+from fedlesam.flower.memory import Memories
+from fedlesam.local import LocalTraining
+from fedlesam.messages import Memory
+from fedlesam.models.flat import FlatModel
+
+RAISED = 2
+"""Flower's code for an exception of a ClientApp."""
+
+
+def client_app(
+    model: nn.Module | Callable[[Context], nn.Module],
+    load_data: Callable[[Context], ClientData],
+    local: LocalTraining | Callable[[Context], LocalTraining] | None = None,
+    *,
+    algorithm: Algorithm | None = None,
+    threads: int | None = None,
+    mods: list[Any] | None = None,
+) -> ClientApp:
+    """A Flower app for the nodes; the method and the seed come with the server's messages.
+
+    `model` and `local` are values, or made from Flower's Context (`context.run_config`, `context.node_config`).
+    `load_data(context)` is this node's data: a pair (x, y) or a torch Dataset. The node's number among the clients is
+    `partition-id` of its node config, and batches derive from it. `memory` of the node config is a folder in which
+    the client's memory outlives the SuperNode. `algorithm` is for a method that is not in the catalogue. `mods` are
+    Flower's, for training.
+    """
+    if threads is not None:
+        check_count("client_app", "threads", threads)
+    app = ClientApp()
+
+    @app.query()
+    def identify(message: Message, context: Context) -> Message:
+        return Message(RecordDict({records.METRICS: MetricRecord({"client": number(context)})}), reply_to=message)
+
+    @app.train(mods=mods or [])
+    def train(message: Message, context: Context) -> Message:
+        client = number(context)
+        module = model if isinstance(model, nn.Module) else model(context)
+        training = local(context) if callable(local) else local or LocalTraining()
+        flat, data = FlatModel(module), load_data(context)
+        check_client(data, f"client {client}")
+        order = records.read_order(message.content, flat)
+        rules = resolve(order, algorithm)
+        memories = Memories(context.state, folder_of(context), client)
+        found = memories.find(order.used) if order.used else Memory()
+        before, lost = found or Memory(), found is None
+        with _settings(threads, flat.device):
+            steps = local_update(flat, data, rules, training, order.sent, before, client=client, seed=order.seed)
+            try:
+                answer = finish(steps)
+            except NotFinite as error:
+                return Message(Error(RAISED, str(error)), reply_to=message)
+        memories.keep(**({order.used: before} if order.used and not lost else {}), **{order.ticket: answer.memory})
+        shown = flat if order.as_model else None
+        return Message(records.answer_content(answer, lost, order.sent.weights, shown), reply_to=message)
+
+    return app
+
+
+def number(context: Context) -> int:
+    """The client's number: where its batches and its memory belong, whatever Flower calls the node."""
+    found = context.node_config.get("partition-id")
+    if isinstance(found, bool) or not isinstance(found, int) or found < 0:
+        raise ValueError(
+            f"partition-id of the node config must be a whole number from 0, got {found!r}; start the SuperNode with "
+            '--node-config "partition-id=0"'
+        )
+    return found
+
+
+def folder_of(context: Context) -> Path | None:
+    found = context.node_config.get("memory")
+    if found is None:
+        return None
+    if not isinstance(found, str) or not Path(found).is_absolute():
+        raise ValueError(f"memory of the node config must be the full path of a folder, got {found!r}")
+    return Path(found)
+
+
+def resolve(order: records.Order, own: Algorithm | None) -> Algorithm:
+    """The method the server runs. A message can name one of the catalogue; it cannot make a node import anything."""
+    if own is None and order.name not in CATALOGUE:
+        raise ValueError(
+            f"the server runs {order.algorithm}, not in the catalogue: give it to client_app(algorithm=...) too"
+        )
+    rules = own if own is not None else lookup.get(order.name, **order.hyper)
+    if repr(rules) != order.algorithm:
+        raise ValueError(f"the server runs {order.algorithm}, this app {rules!r}: install the same version on both")
+    return rules
+
+
+@contextlib.contextmanager
+def _settings(threads: int | None, device: torch.device) -> Iterator[None]:
+    """The threads of this app, and the random numbers of others in the process left alone."""
+    before = torch.get_num_threads()
+    if threads is not None:
+        torch.set_num_threads(threads)
+    try:
+        with seeds.untouched(device):
+            yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,257 @@
+"""Our messages as Flower's records, and back. No pickle: raw bytes with a name, a dtype and a shape.
+
+What comes from the network is checked here, before anything is computed with it; what is wrong is a ValueError.
+"""
+
+import io
+import json
+import math
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from torch import Tensor
+
+from fedlesam.messages import Answer, Broadcast, Memory
+from fedlesam.models.flat import FlatModel
+from fedlesam.rules.base import LocalResult, State
+
+RAW = "fedlesam.raw"
+"""Serialisation of an Array: its entries in order, little-endian, and nothing else; so its bytes are the ledger's."""
+
+NUMPY = "numpy.ndarray"
+"""Flower's own, which its mods need: a .npy file of 128 bytes more."""
+
+DTYPES = {
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.uint8)
+} | {"bool": torch.bool}
+
+ARRAYS, CONFIG, METRICS = "arrays", "config", "metrics"
+"""The records of a message. One of each, as Flower's mods expect."""
+
+SLOTS = ("buffers", "perturbation", "correction")
+TICKET = re.compile(r"[0-9a-f]{32}")
+
+
+def array(tensor: Tensor) -> Array:
+    if sys.byteorder != "little":
+        raise ValueError("this machine is big-endian, which the messages are not made for")
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    data = flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
+    return Array(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), RAW, data)
+
+
+def tensor(array: Array) -> Tensor:
+    """The inverse. Lengths are compared before memory is taken: a shape is only a claim."""
+    dtype, shape, data = DTYPES.get(array.dtype), tuple(array.shape), array.data
+    if dtype is None:
+        raise ValueError(f"dtype {array.dtype!r} is not one of {', '.join(DTYPES)}")
+    if array.stype == NUMPY:
+        shape, data = _npy(array)
+    elif array.stype != RAW:
+        raise ValueError(f"serialisation {array.stype!r} is neither {RAW!r} nor {NUMPY!r}")
+    if any(size < 0 for size in shape) or len(data) != math.prod(shape) * dtype.itemsize:
+        raise ValueError(f"{len(data)} bytes are not {shape} of {array.dtype}")
+    return torch.frombuffer(bytearray(data), dtype=dtype).reshape(shape) if data else torch.empty(shape, dtype=dtype)
+
+
+def _npy(array: Array) -> tuple[tuple[int, ...], bytes]:
+    """numpy.load would take the memory a forged header asks for."""
+    file = io.BytesIO(array.data)
+    if np.lib.format.read_magic(file) != (1, 0):
+        raise ValueError("a .npy of another version than 1.0")
+    shape, fortran, dtype = np.lib.format.read_array_header_1_0(file)
+    if fortran or str(dtype) != array.dtype or shape != tuple(array.shape):
+        raise ValueError(f"a .npy of {shape} {dtype} is not the {tuple(array.shape)} {array.dtype} it is said to be")
+    return shape, array.data[file.tell() :]
+
+
+def pack(**groups: Mapping[str, Tensor]) -> dict[str, Array]:
+    """`correction={"c": ...}` as `correction.c`."""
+    return {f"{group}.{name}": array(value) for group, named in groups.items() for name, value in named.items()}
+
+
+def unpack(named: Mapping[str, Tensor], group: str) -> State:
+    return {name.partition(".")[2]: value for name, value in named.items() if name.startswith(f"{group}.")}
+
+
+def tensors(record: Mapping[str, Array]) -> State:
+    found = {}
+    for name, value in record.items():
+        try:
+            found[name] = tensor(value)
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from error
+    return found
+
+
+def payload(content: RecordDict) -> int:
+    """The bytes of its arrays, without the names and numbers around them."""
+    return sum(len(value.data) for record in content.array_records.values() for value in record.values())
+
+
+@dataclass(frozen=True)
+class Order:
+    """What the server asks of one client in one round."""
+
+    sent: Broadcast
+    ticket: str
+    """Of this round and this attempt at it: the name of the memory that the client will make."""
+    used: str
+    """The ticket of the client's last answer that the server used; empty if it never used one."""
+    seed: int
+    algorithm: str
+    """As `repr`: what the client must compute."""
+    name: str = ""
+    """Of the catalogue; empty for a method of one's own, which both apps must have."""
+    hyper: Mapping[str, Any] = field(default_factory=dict)
+    as_model: bool = False
+    """The answer is the client's model under the names of the one it received, as Flower's privacy mods expect."""
+
+
+def broadcast_record(sent: Broadcast, model: FlatModel | None) -> ArrayRecord:
+    """The same for all clients of a round. With `model` as Flower's mods want it: a state dict in its own format."""
+    if model is not None:
+        views = zip(model.names, model.views(sent.weights), strict=True)
+        return ArrayRecord({name: Array(view.detach().cpu().numpy()) for name, view in views})
+    slots = {slot: getattr(sent, slot) for slot in SLOTS}
+    return ArrayRecord({"weights": array(sent.weights), **pack(**slots)})
+
+
+def order_content(order: Order, arrays: ArrayRecord, more: Mapping[str, Any]) -> RecordDict:
+    config = {
+        **more,
+        "round": order.sent.round,
+        "ticket": order.ticket,
+        "used": order.used,
+        "seed": order.seed,
+        "algorithm": order.algorithm,
+        "name": order.name,
+        "hyper": json.dumps(dict(order.hyper)),
+        "as-model": order.as_model,
+    }
+    return RecordDict({ARRAYS: arrays, CONFIG: ConfigRecord(config)})
+
+
+def read_order(content: RecordDict, model: FlatModel) -> Order:
+    arrays, config = _record(content.array_records, ARRAYS), _record(content.config_records, CONFIG)
+    named = tensors(arrays)
+    as_model = bool(_value(config, "as-model", bool))
+    if as_model:
+        if list(named) != model.names:
+            raise ValueError(f"the server's model has the parameters {list(named)}, this app's has {model.names}")
+        named = {"weights": torch.cat([value.reshape(-1) for value in named.values()])}
+    weights = named.pop("weights", None)
+    if weights is None or weights.shape != model.weights.shape or weights.dtype != model.weights.dtype:
+        is_there = "none" if weights is None else f"{tuple(weights.shape)} of {weights.dtype}"
+        raise ValueError(
+            f"the server's model has {is_there} as its weights, this app's has {tuple(model.weights.shape)} of "
+            f"{model.weights.dtype}: both apps must make the same model"
+        )
+    named = {name: value.to(model.device) for name, value in named.items()}
+    sent = Broadcast(_value(config, "round", int), weights.to(model.device), *(unpack(named, slot) for slot in SLOTS))
+    ticket, used = _value(config, "ticket", str), _value(config, "used", str)
+    if not TICKET.fullmatch(ticket) or (used and not TICKET.fullmatch(used)):
+        raise ValueError(f"a ticket must be 32 hexadecimal digits, got {ticket!r} and {used!r}")
+    return Order(
+        sent,
+        ticket,
+        used,
+        _value(config, "seed", int),
+        _value(config, "algorithm", str),
+        _value(config, "name", str),
+        json.loads(_value(config, "hyper", str)),
+        as_model,
+    )
+
+
+def answer_content(answer: Answer, lost: bool, anchor: Tensor, model: FlatModel | None) -> RecordDict:
+    """What leaves a client. `model` is given where the answer must look like one."""
+    if model is not None:
+        views = zip(model.names, model.views(anchor + answer.result.update), strict=True)
+        arrays = {name: Array(view.detach().cpu().numpy()) for name, view in views}
+    else:
+        slots = {slot: getattr(answer, slot) for slot in SLOTS}
+        arrays = {"update": array(answer.result.update), **pack(**slots)}
+    metrics = {
+        "client": answer.client,
+        "num-examples": answer.examples,
+        "steps": answer.result.steps,
+        "lr": answer.result.lr,
+        "loss": answer.loss,
+        "lost": int(lost),
+    }
+    return RecordDict({ARRAYS: ArrayRecord(arrays), METRICS: MetricRecord(metrics)})
+
+
+@dataclass(frozen=True)
+class Expected:
+    """The form a good answer of this method has."""
+
+    model: FlatModel
+    shapes: Mapping[str, tuple[torch.Size, torch.dtype]]
+    as_model: bool
+
+
+def read_answer(content: RecordDict, client: int, anchor: Tensor, expected: Expected) -> tuple[Answer, bool]:
+    """A client's answer, and whether it had lost its memory. Whatever is wrong with it is a ValueError."""
+    record, metrics = _record(content.array_records, ARRAYS), _record(content.metric_records, METRICS)
+    if sorted(record) != sorted(expected.shapes):
+        raise ValueError(f"it holds {sorted(record)}, expected {sorted(expected.shapes)}")
+    named = tensors(record)
+    for name, value in named.items():
+        if (value.shape, value.dtype) != expected.shapes[name]:
+            shape, dtype = expected.shapes[name]
+            raise ValueError(f"{name} is {tuple(value.shape)} of {value.dtype}, expected {tuple(shape)} of {dtype}")
+        if value.is_floating_point() and not bool(value.isfinite().all()):
+            raise ValueError(f"{name} is not finite")
+    if expected.as_model:
+        flat = torch.cat([named[name].reshape(-1) for name in expected.model.names])
+        named = {"update": flat.to(anchor.device) - anchor}
+    named = {name: value.to(anchor.device) for name, value in named.items()}
+    numbers = {name: _value(metrics, name, int) for name in ("client", "num-examples", "steps", "lost")}
+    numbers |= {name: float(_value(metrics, name, float)) for name in ("lr", "loss")}
+    if numbers["client"] != client:
+        raise ValueError(f"it says it is of client {numbers['client']}")
+    if numbers["num-examples"] < 1 or numbers["steps"] < 1 or numbers["lost"] not in (0, 1):
+        raise ValueError(f"its numbers cannot be: {numbers}")
+    if not math.isfinite(numbers["loss"]) or not (math.isfinite(numbers["lr"]) and numbers["lr"] > 0):
+        raise ValueError(f"its loss {numbers['loss']} or learning rate {numbers['lr']} is not finite and positive")
+    answer = Answer(
+        client=client,
+        examples=numbers["num-examples"],
+        result=LocalResult(named["update"], numbers["steps"], numbers["lr"]),
+        loss=numbers["loss"],
+        perturbation=unpack(named, "perturbation"),
+        correction=unpack(named, "correction"),
+        buffers=unpack(named, "buffers"),
+        memory=Memory(),
+    )
+    return answer, bool(numbers["lost"])
+
+
+def memory_record(memory: Memory) -> ArrayRecord:
+    return ArrayRecord(pack(perturbation=memory.perturbation, correction=memory.correction))
+
+
+def read_memory(named: Mapping[str, Tensor]) -> Memory:
+    return Memory(unpack(named, "perturbation"), unpack(named, "correction"))
+
+
+def _record(records: Mapping[str, Any], name: str) -> Any:
+    if name not in records:
+        raise ValueError(f"the record {name!r} is missing; there are {sorted(records)}")
+    return records[name]
+
+
+def _value(record: Mapping[str, Any], name: str, kind: type) -> Any:
+    value = record.get(name)
+    if type(value) is not kind:
+        raise ValueError(f"{name!r} must be {kind.__name__}, got {value!r}")
+    return value
