@@ -60,7 +60,7 @@ def build(
     check_count("run", "seed", config.seed, at_least=0)
     check_count("run", "keep", config.keep)
     every = config.checkpoint_every
-    if not (every if isinstance(every, int) else seconds_of(every)):
+    if not (0 < every < 2**63 if isinstance(every, int) else seconds_of(every)):
         raise ValueError(f"run: checkpoint_every must be at least a round or some time, got {every}")
     algorithm = lookup.get(config.algorithm, **config.hyper)
     local = LocalTraining(

@@ -232,7 +232,7 @@ class Checkpoints:
             if forms({"": weights, **parts["buffers"]}) != forms({"": like.weights, **like.buffers}):
                 raise ValueError("it is of another model")
         except (OSError, SafetensorError, ValueError, KeyError) as error:
-            raise Damaged(f"{path}: is damaged: {error}") from error
+            raise Damaged(one_line(f"{path}: is damaged: {error}")) from error
         return ServerState(manifest.round, weights, **parts)
 
     def _prune(self, federation: Federation) -> None:

@@ -101,7 +101,7 @@ def link(source: Path, path: Path, *, sync: bool = True) -> None:
     """The same file under a second name; a copy where the file system has no links."""
     with replacing(path, sync) as beside:
         try:
-            os.link(source, beside)
+            os.link(source.resolve(), beside)  # of a link, what it leads to
         except OSError:
             shutil.copyfile(source, beside)
 

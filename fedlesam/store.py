@@ -18,6 +18,7 @@ from torch import Tensor
 
 from fedlesam import disk
 from fedlesam.messages import Memory, apart
+from fedlesam.names import one_line
 from fedlesam.rules.base import State
 
 SLOTS = ("perturbation", "correction")
@@ -257,7 +258,7 @@ class Store(Mapping[int, Memory]):
                 slot, _, key = name.partition(".")
                 parts[slot][key] = tensor
         except (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise disk.Damaged(f"{path}: the memory of client {client} cannot be read: {error}") from error
+            raise disk.Damaged(one_line(f"{path}: the memory of client {client} cannot be read: {error}")) from error
         return Memory(**parts)
 
 

@@ -117,7 +117,7 @@ def load_split(path: Path, data: DataSet) -> Split:
             indices: Indices = file.get_tensor("indices")
     except (OSError, SafetensorError, ValueError, TypeError, RecursionError) as error:
         raise ValueError(
-            f"{where}: cannot be read as a saved split: {error}; make one with `fedlesam split`"
+            one_line(f"{where}: cannot be read as a saved split: {error}; make one with `fedlesam split`")
         ) from error
     if (
         not isinstance(about, dict)

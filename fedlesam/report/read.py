@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from fedlesam.config import RunConfig
+from fedlesam.names import one_line
 from fedlesam.runs import RunFolder
 
 
@@ -78,7 +79,7 @@ class Run:
         """Empty where the folder does not say."""
         try:
             found = json.loads(RunFolder(self.path).versions.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             return {}
         return {str(name): str(value) for name, value in found.items()} if isinstance(found, dict) else {}
 
@@ -99,7 +100,7 @@ class Run:
             ):
                 raise ValueError("its classes do not add up")
         except (OSError, SafetensorError, ValueError, TypeError) as error:
-            raise ValueError(f"{split}: is damaged: {error}") from error
+            raise ValueError(one_line(f"{split}: is damaged: {error}")) from error
         return counts
 
     @cached_property

@@ -142,6 +142,7 @@ def read_as_a_report(path: Path) -> str:
         ranking([run])
         run.curve("test_accuracy"), run.curve("train_loss")
         run.class_counts()
+        assert isinstance(run.versions, dict)
     except ValueError as error:
         one_line(error)
         assert str(path) in str(error), f"does not say where: {error!r}"
