@@ -9,6 +9,8 @@ import click
 COMMANDS = {
     "run": "train one method into a run folder",
     "compare": "train several methods on the same split and rank them",
+    "reproduce": "tables and figures of the paper beside ours",
+    "tune": "search hyper-parameters on held-out training data",
     "split": "divide a data set over clients, look at it, save it",
     "data": "fetch data sets, and check those you have",
     "runs": "the runs in a folder: state, accuracy, time left",
