@@ -42,6 +42,7 @@ ROOMS = [
     "runner",
     "report",
     "compare",
+    "experiments",
     "cli",
     "__main__",
     "__init__",

@@ -20,7 +20,7 @@ COMMANDS = {
     "completion": "print the completion script of your shell",
 }
 
-BAD_INPUT, NOT_FINITE, LOST, INTERRUPTED = 2, 3, 4, 130
+FAILED, BAD_INPUT, NOT_FINITE, LOST, INTERRUPTED = 1, 2, 3, 4, 130
 """Exit codes; a signal that stopped a run has its own, 128 and its number."""
 
 
@@ -61,8 +61,8 @@ def cli() -> None:
 
     Repeat a command to go on with a run that was interrupted, at its last checkpoint.
 
-    Exit codes: 0 done, 2 bad input, 3 the numbers stopped being finite, 4 a worker died, 130 interrupted (Ctrl-C),
-    143 terminated (SIGTERM).
+    Exit codes: 0 done, 1 some runs of several failed, 2 bad input, 3 the numbers stopped being finite, 4 a worker died,
+    130 interrupted (Ctrl-C), 143 terminated (SIGTERM).
     """
 
 

@@ -1,10 +1,15 @@
 """fedlesam reproduce"""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
+from fedlesam.cli import FAILED
 from fedlesam.cli.options import OUTPUT, Grouped, GroupedCommand
+
+if TYPE_CHECKING:
+    from fedlesam.experiments.reproduce import Wish
 
 WHICH, HOW = "What", "How"
 
@@ -48,7 +53,7 @@ def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> lis
     "--seeds", cls=Grouped, group=WHICH, type=click.IntRange(1), metavar="N", help="runs per cell  [1; full: 3]"
 )
 @click.option("--data-dir", cls=Grouped, group=WHICH, metavar="DIR", help="where the data sets are")
-@click.option("--jobs", cls=Grouped, group=HOW, type=click.IntRange(1), default=1, metavar="N", help="runs at once  [1]")
+@click.option("--jobs", cls=Grouped, group=HOW, type=click.IntRange(1), default=1, metavar="N", help="runs at once [1]")
 @click.option(
     "--workers", cls=Grouped, group=HOW, type=click.IntRange(1), default=1, metavar="N", help="processes per run  [1]"
 )
@@ -74,7 +79,7 @@ def command(
     dry_run: bool,
     out: Path | None,
     quiet: bool,
-) -> None:
+) -> int:
     """Run what a table or figure of the paper shows, and put ours beside it.
 
     Repeat the command to go on: finished runs are kept, interrupted ones go on at their checkpoint, failed ones are
@@ -87,7 +92,7 @@ def command(
 
     if listing:
         _list()
-        return
+        return 0
     if not items:
         raise click.UsageError("name a table or figure, or `all`; `fedlesam reproduce --list` shows them")
     if scale not in SCALES:
@@ -98,8 +103,8 @@ def command(
     wish = Wish(find_items(items), SCALES[scale], parse_only(only), seeds, data_dir, workers, jobs)
     if dry_run:
         _say_plan(wish)
-        return
-    _reproduce(wish, out or Path("runs") / f"reproduce-{scale}", quiet)
+        return 0
+    return _reproduce(wish, out or Path("runs") / f"reproduce-{scale}", quiet)
 
 
 def _list() -> None:
@@ -115,15 +120,17 @@ def _list() -> None:
     print_table(["", "shows", "runs", *SCALES], rows)
     seeds = ", ".join(f"{scale.name} {scale.seeds}" for scale in SCALES.values())
     click.echo(
-        f"\nruns: per seed (seeds: {seeds}); those that several tables need are run once. Time: of one core (smoke, cpu)"
-        "\nor of one RTX 3090 by the paper's table 8 (full), without OfficeHome and DomainNet, for which nothing is known."
+        f"\nruns: per seed (seeds: {seeds}); those that several tables need are run once. Time: of one core"
+        "\n(smoke, cpu), or of one RTX 3090 by the paper's table 8 (full); without OfficeHome and DomainNet, for which"
+        "\nnothing is known."
     )
 
 
-def _say_plan(wish: "Wish") -> None:  # type: ignore[name-defined]  # noqa: F821
+def _say_plan(wish: "Wish") -> None:
     from fedlesam.experiments import estimate
+    from fedlesam.experiments.reproduce import possible
 
-    planned = wish.plan()
+    planned = possible(wish)
     different = {str(config): config for configs in planned.runs.values() for config in configs}
     rounds = sum(config.rounds for config in different.values())
     cost = sum(map(estimate.seconds, different.values()))
@@ -134,7 +141,7 @@ def _say_plan(wish: "Wish") -> None:  # type: ignore[name-defined]  # noqa: F821
         click.echo(text)
 
 
-def _reproduce(wish: "Wish", out: Path, quiet: bool) -> None:  # type: ignore[name-defined]  # noqa: F821
+def _reproduce(wish: "Wish", out: Path, quiet: bool) -> int:
     from fedlesam.cli.show import Display
     from fedlesam.cli.sweep_display import SweepDisplay
     from fedlesam.experiments.reproduce import reproduce
@@ -145,11 +152,21 @@ def _reproduce(wish: "Wish", out: Path, quiet: bool) -> None:  # type: ignore[na
         display.say(text)
     try:
         with display.open(), SweepDisplay(display).open() as shown:
-            sheets = reproduce(wish, out, shown.begin, display.say)
+            outcome = reproduce(wish, out, shown.begin, display.say)
     except KeyboardInterrupt:
         display.say(f"interrupted: what was done is in {out}; the same command goes on with it")
         raise
     if not quiet:
-        for sheet in sheets:
+        for sheet in outcome.sheets:
             click.echo(markdown(sheet))
         click.echo(f"results: {out / 'results'}")
+    return say_failed(outcome.failed)
+
+
+def say_failed(failed: dict[str, str]) -> int:
+    """The exit code."""
+    for label, why in failed.items():
+        click.echo(f"failed: {label}: {why}", err=True)
+    if failed:
+        click.echo(f"{len(failed)} runs failed; the same command tries them again", err=True)
+    return FAILED if failed else 0

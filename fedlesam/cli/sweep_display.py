@@ -33,12 +33,13 @@ class SweepDisplay:
         total = sum(task.weight for task in tasks)
         done: dict[str, float] = {}
         counts = {"finished": 0, "failed": 0}
-        began = said = time.monotonic()
+        began, said = 0.0, time.monotonic()
         first: dict[str, float] = {}
         bar = self.progress.add_task("", total=total) if self.progress is not None else None
 
         def see(event: Event) -> None:
-            nonlocal said
+            nonlocal began, said
+            began = began or time.monotonic() - 1e-3  # the first event: starting up says nothing about the speed
             name, task = str(event.task.folder), event.task
             share = min(1.0, event.round / task.config.rounds) if event.what == "round" else 1.0
             first.setdefault(name, max(0.0, share - 1 / task.config.rounds))  # what a checkpoint had done before

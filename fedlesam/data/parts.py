@@ -24,8 +24,9 @@ def order(labels: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def select(data: DataSet, samples: int | None, held_out: int | float | None) -> DataSet:
-    """The first `samples` of the fixed order to train on; the last `held_out` of it (a count or a share) in the place of
-    the test data, which then nobody sees. What is held out does not depend on `samples`.
+    """The first `samples` of the fixed order to train on; the last `held_out` of it in the place of the test data.
+
+    Then nobody sees the test data. What is held out, a count or a share, does not depend on `samples`.
     """
     if samples is None and held_out is None:
         return data

@@ -27,7 +27,9 @@ def readings(run: Path, probe: str, value: str) -> list[tuple[int, float]]:
     if not file.exists():
         return []
     lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
-    found = [(line["round"], line["values"][value]) for line in lines if line["probe"] == probe and value in line["values"]]
+    found = [
+        (line["round"], line["values"][value]) for line in lines if line["probe"] == probe and value in line["values"]
+    ]
     return sorted(found)
 
 

@@ -18,7 +18,7 @@ DOMAIN_SETTINGS = {"1 client per domain, 100% active": (1, 1.0), "10 clients per
 RATIOS = {"cifar10": (0.01, 0.1, 1.0, 10.0), "cifar100": (0.01, 0.1, 1.0, 10.0)} | dict.fromkeys(
     DOMAINS, (0.01, 0.1, 1.0, 10.0, 100.0)
 )
-"""rho / lr in figure 4; its axis is known only from the text, "wider than a range from 10e-2 to 10e2" for the domains."""
+"""rho / lr in figure 4. Its axis is known only from the text: for the domains wider than 10e-2 to 10e2."""
 
 
 @dataclass(frozen=True)
@@ -65,20 +65,11 @@ class Item:
         return tuple(dict.fromkeys(ask.plain for ask in self.asks))
 
 
-def _table2(methods: tuple[str, ...] = METHODS) -> tuple[Ask, ...]:
+def _cells(table: str, settings: dict[str, tuple[int, float]], methods: tuple[str, ...] = METHODS) -> tuple[Ask, ...]:
     return tuple(
-        Ask(method, *column.split("/"), clients, active)
-        for clients, active in SETTINGS.values()
-        for column in tables()["table2"].columns
-        for method in methods
-    )
-
-
-def _table3(methods: tuple[str, ...] = METHODS) -> tuple[Ask, ...]:
-    return tuple(
-        Ask(method, *column.split("/"), clients, active)
-        for clients, active in DOMAIN_SETTINGS.values()
-        for column in tables()["table3"].columns
+        Ask(method, data, split, clients, active)
+        for clients, active in settings.values()
+        for data, split in (column.split("/") for column in tables()[table].columns)
         for method in methods
     )
 
@@ -112,13 +103,23 @@ ITEMS = {
     item.name: item
     for item in (
         Item("table1", "methods", "the SAM methods: base, target, perturbation, extra computation", part="methods"),
-        Item("table2", "accuracy", "test accuracy on CIFAR-10/100, 8 splits, 100 and 200 clients", _table2()),
-        Item("table3", "accuracy", "accuracy on the domain left out, OfficeHome and DomainNet", _table3()),
+        Item(
+            "table2",
+            "accuracy",
+            "test accuracy on CIFAR-10/100, 8 splits, 100 and 200 clients",
+            _cells("table2", SETTINGS),
+        ),
+        Item(
+            "table3",
+            "accuracy",
+            "accuracy on the domain left out, OfficeHome and DomainNet",
+            _cells("table3", DOMAIN_SETTINGS),
+        ),
         Item(
             "table4",
             "gain",
             "average gain of FedLESAM over FedAvg, SCAFFOLD and FedDyn on the four data sets",
-            _table2(_rows("table4")) + _table3(_rows("table4")),
+            _cells("table2", SETTINGS, _rows("table4")) + _cells("table3", DOMAIN_SETTINGS, _rows("table4")),
             "average",
         ),
         Item(
@@ -130,9 +131,7 @@ ITEMS = {
         ),
         Item("table6", "data", "the data sets: images, classes, domains, size", part="data"),
         Item("table7", "cost", "memory, communication and backward passes against FedAvg", part="cost"),
-        Item(
-            "table8", "clock", "seconds per round", _cifar10("dirichlet-0.1", *_rows("table8")), "time"
-        ),
+        Item("table8", "clock", "seconds per round", _cifar10("dirichlet-0.1", *_rows("table8")), "time"),
         Item(
             "table9",
             "target",

@@ -1,7 +1,7 @@
 """From the tables that were asked for to the runs they need."""
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from fedlesam.config import RunConfig
@@ -10,7 +10,7 @@ from fedlesam.experiments.items import DOMAINS, ITEMS, Ask, Item
 from fedlesam.experiments.scales import Scale, settle
 from fedlesam.names import unknown
 
-KEYS = {
+KEYS: dict[str, Callable[[Ask], str]] = {
     "methods": lambda ask: ask.method,
     "splits": lambda ask: ask.split,
     "data": lambda ask: ask.data,

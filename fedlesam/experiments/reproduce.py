@@ -9,7 +9,7 @@ from fedlesam import disk
 from fedlesam.build import load_data
 from fedlesam.config import RunConfig
 from fedlesam.experiments import estimate, plan, sheets, writing
-from fedlesam.experiments.items import Ask, Item
+from fedlesam.experiments.items import Item
 from fedlesam.experiments.plan import Only
 from fedlesam.experiments.results import Results
 from fedlesam.experiments.scales import CHOICES, Scale
@@ -20,6 +20,13 @@ from fedlesam.report.read import read_run
 Say = Callable[[str], None]
 Begin = Callable[[Sequence[Task]], Watch]
 """Told what is left to do; gives back who is told of its progress."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    sheets: list[Sheet]
+    failed: dict[str, str]
+    """The runs that failed, by their label, and why; the same call tries them again."""
 
 
 @dataclass(frozen=True)
@@ -49,39 +56,50 @@ class Wish:
         return reduced + left + seeds + [f"choice: {text}" for text in CHOICES]
 
 
-def reproduce(wish: Wish, out: Path, begin: Begin = lambda _: lambda _: None, say: Say = lambda _: None) -> list[Sheet]:
+def reproduce(wish: Wish, out: Path, begin: Begin = lambda _: lambda _: None, say: Say = lambda _: None) -> Outcome:
     """Do what is not done yet in the folder `out`, and write every sheet there. A failed run is a hole in its cells."""
     with Sweep(out).open() as sweep:
-        planned = wish.plan()
-        absent = _absent(planned, say)
+        planned = possible(wish, say)
         holes = dict(planned.holes)
-        tasks: dict[Ask, list[Task]] = {}
-        for ask, configs in planned.runs.items():
-            if why := absent.get(_source(configs[0])):
-                holes[ask] = why
-            else:
-                tasks[ask] = [sweep.task(config, ask.label, estimate.seconds(config)) for config in configs]
+        tasks = {
+            ask: [sweep.task(config, ask.label, estimate.seconds(config)) for config in configs]
+            for ask, configs in planned.runs.items()
+        }
         everything = [task for some in tasks.values() for task in some]
         left = list({task.folder: task for task in everything if not sweep.is_done(task)}.values())
         if left:
             sweep.run(left, wish.jobs, begin(left))
         done = {ask: [task for task in some if sweep.is_done(task)] for ask, some in tasks.items()}
-        failed = sweep.failed
+        wrong = {folder: about["why"] for folder, about in sweep.failed.items()}
+        failed = {task.label: wrong[task.folder.name] for task in left if task.folder.name in wrong}
         for ask, some in tasks.items():
-            wrong = [failed[task.folder.name]["why"] for task in some if task.folder.name in failed]
+            why = next((wrong[task.folder.name] for task in some if task.folder.name in wrong), "it is not finished")
             if not done[ask]:
-                holes[ask] = f"the run failed: {wrong[0]}" if wrong else "the run is not finished"
+                holes[ask] = f"the run failed: {why}"
+        fewer = sum(0 < len(done[ask]) < wish.repeats for ask in tasks)
         runs = {ask: [read_run(task.folder) for task in some] for ask, some in done.items() if some}
         results = Results(wish.scale, runs, holes, wish.repeats)
         bench = sheets.Bench(results, wish.only, out / "results", wish.data_dir)
         made = []
         for item in planned.items:
             sheet = sheets.make(item, bench)
+            if fewer:
+                short = f"{fewer} cells of this sweep have fewer than {wish.repeats} seeds, since runs failed"
+                sheet = dataclasses.replace(sheet, notes=(*sheet.notes, short))
             made.append(sheet)
             _write(sheet, wish, bench.folder)
         page = writing.page(f"FedLESAM, {wish.scale.name} scale", [_with_terms(s, wish) for s in made], bench.folder)
         disk.write_text(bench.folder / "index.html", page)
-        return made
+        return Outcome(made, failed)
+
+
+def possible(wish: Wish, say: Say = lambda _: None) -> plan.Plan:
+    """The plan; runs whose data set is not there are holes."""
+    planned = wish.plan()
+    absent = _absent(planned, say)
+    runs = {ask: configs for ask, configs in planned.runs.items() if _source(configs[0]) not in absent}
+    lost = {ask: absent[_source(configs[0])] for ask, configs in planned.runs.items() if ask not in runs}
+    return dataclasses.replace(planned, runs=runs, holes={**planned.holes, **lost})
 
 
 def _source(config: RunConfig) -> tuple[str, str | None]:

@@ -36,10 +36,11 @@ CHOICES = (
     "clipping: at norm 10, after the correction (clip_scope corrected), as in the baselines' code; the paper has none",
     "active clients: exactly K, drawn without replacement",
     "augmentation of CIFAR: flip, and crop of the padded image with probability 1/2, as in the baselines' code",
-    "alpha .1 (FedCM, MoFedSAM), lam .1 (FedDyn, FedSMOO, FedLESAM-D), Adam's b1 .9, b2 .99, eps .01: the baselines' code",
+    "alpha .1 (FedCM, MoFedSAM), lam .1 (FedDyn, FedSMOO, FedLESAM-D), Adam's b1 .9, b2 .99, eps .01, as in the "
+    "baselines' code",
     "FedLESAM: a client that was never active is not perturbed (docs/errata.md, 7)",
-    "accuracy: of the last round, of the mean of the last 10 evaluations and of the best round; the difference is taken "
-    "with the last round (the paper says `after 800 rounds`; the baselines' code prints the best)",
+    "accuracy: of the last round, of the mean of the last 10 evaluations and of the best round, each beside "
+    "the paper's (which says `after 800 rounds`; the baselines' code prints the best)",
     "seeds: the paper does not say how many its deviations are of",
     "centralised training: as many samples as the clients together see, in rounds of one epoch",
 )
@@ -52,15 +53,15 @@ SCALES = {
             "seconds on the embedded digits: shows that everything runs, says nothing about the paper",
             seeds=1,
             rounds=3,
-            settings={"model": "mlp:hidden=8", "epochs": 1, "batch_size": 20},
+            settings={"model": "mlp:hidden=8", "epochs": 1, "batch_size": 20, "active": 0.5},
             stand_in="digits",
-            fewer_clients=5,
+            fewer_clients=10,
             surface="surface:points=5,samples=100",
             reductions=(
                 "data: the 1,437 embedded digits in the place of CIFAR-10 and CIFAR-100",
                 "model: an mlp with 8 hidden units, not ResNet-18",
                 "rounds: 3, not 800; 1 local epoch; batches of 20",
-                "clients: a fifth of the paper's, 20 and 40; two are active",
+                "clients: a tenth of the paper's, 10 and 20; half of them are active",
                 "CIFAR-100's pathological splits: 2 and 1 of 10 classes for 20 and 10 of 100",
                 "OfficeHome and DomainNet: left out, no domains are embedded",
             ),
@@ -102,13 +103,13 @@ def settle(ask: Ask, scale: Scale, seed: int, data_dir: str | None, workers: int
     values: dict[str, Value | None] = {
         **PROTOCOL_800,
         **{name: value for name, value in PROTOCOL[ask.data].items() if name != "clients"},
+        "active": ask.active,
         **scale.settings,
         "algorithm": ask.method,
         "data": data,
         "data_dir": None if scale.stand_in else data_dir,
         "split": _split(ask, scale),
         "clients": ask.clients // scale.fewer_clients,
-        "active": ask.active,
         "rounds": scale.rounds,
         "seed": seed,
         "workers": workers,

@@ -13,7 +13,7 @@ from fedlesam.build import load_data
 from fedlesam.config import RunConfig
 from fedlesam.data.split_names import make_split
 from fedlesam.experiments import instruments, pictures
-from fedlesam.experiments.items import DOMAIN_SETTINGS, DOMAINS, RATIOS, SETTINGS, Ask, Item
+from fedlesam.experiments.items import DOMAIN_SETTINGS, DOMAINS, ITEMS, RATIOS, SETTINGS, Ask, Item
 from fedlesam.experiments.paper import tables
 from fedlesam.experiments.plan import Only
 from fedlesam.experiments.results import MEASURES, Number, Results, number
@@ -65,9 +65,14 @@ def accuracy(item: Item, bench: Bench) -> Sheet:
             if runs:
                 path = bench.folder / f"{item.name}-{column.replace('/', '-')}-{setting[0]}-clients.png"
                 drawn.append(accuracy_curves(runs, path, f"{column}, {PARTS[setting]}"))
-    notes = ("an unmarked difference at a reduced scale is one of the scale, not of the method; compare the orders",)
-    doubted = ("the paper's upper rows of FedLESAM and FedLESAM-D repeat the lower ones (docs/errata.md, 6)",)
-    return Sheet(item.name, item.shows, tuple(blocks), doubted if item.name == "table3" else notes, tuple(drawn))
+    notes = []
+    if bench.scale_name != "full":
+        notes.append(
+            "at a reduced scale the differences are the scale's; what can be compared is the order of the methods"
+        )
+    if item.name == "table3":
+        notes.append("the paper's upper rows of FedLESAM and FedLESAM-D repeat the lower ones (docs/errata.md, 6)")
+    return Sheet(item.name, item.shows, tuple(blocks), tuple(notes), tuple(drawn))
 
 
 def _accuracy(item: Item, bench: Bench, ask: Ask, measure: str) -> Cell:
@@ -89,8 +94,9 @@ def gain(item: Item, bench: Bench) -> Sheet:
             if ask.data == data:
                 cells.setdefault((ask.split, ask.clients), {})[ask.method] = ask
         whole = [asks for asks in cells.values() if all(bench.results.of(asks[m]) for m in methods if m in asks)]
-        if whole and len(whole) < len(cells) or whole and len(cells) < 8 and data not in DOMAINS:
-            notes.append(f"{data}: the average of {len(whole)} of the paper's 8 cells")
+        of = len({(ask.split, ask.clients) for ask in ITEMS[item.name].asks if ask.data == data})
+        if 0 < len(whole) < of:
+            notes.append(f"{data}: the average of {len(whole)} of the paper's {of} cells")
         for method in methods:
             values = [bench.results.accuracy(asks[method]) for asks in whole if method in asks]
             mean = fmean(value.mean for value in values if value is not None) if values else None
@@ -101,22 +107,25 @@ def gain(item: Item, bench: Bench) -> Sheet:
             averages[method, data] = Cell(mean, None, figure[0], hole=hole)
     rows = {method: tuple(averages[method, data] for data in printed.columns) for method in methods}
     gains = {
-        f"{variant} - {base}": tuple(
-            _minus(averages[variant, data], averages[base, data]) for data in printed.columns
-        )
+        f"{variant} - {base}": tuple(_minus(averages[variant, data], averages[base, data]) for data in printed.columns)
         for variant, base in BASES.items()
         if variant in methods and base in methods
     }
     blocks = [Block("average accuracy, last round", printed.columns, rows, ranked=True)]
     return Sheet(
-        item.name, item.shows, (*blocks, Block("gain", printed.columns, gains)) if gains else tuple(blocks), tuple(notes)
+        item.name,
+        item.shows,
+        (*blocks, Block("gain", printed.columns, gains)) if gains else tuple(blocks),
+        tuple(notes),
     )
 
 
 def _minus(left: Cell, right: Cell) -> Cell:
     assert isinstance(left.paper, float) and isinstance(right.paper, float)
     ours = left.ours - right.ours if isinstance(left.ours, float) and isinstance(right.ours, float) else None
-    return Cell(ours, None, round(left.paper - right.paper, 2), hole="" if ours is not None else left.hole or right.hole)
+    return Cell(
+        ours, None, round(left.paper - right.paper, 2), hole="" if ours is not None else left.hole or right.hole
+    )
 
 
 def target(item: Item, bench: Bench) -> Sheet:
@@ -139,9 +148,10 @@ def target(item: Item, bench: Bench) -> Sheet:
             paper = figure / unit if not absolute and figure > 10 else figure  # table 9 prints rounds, not multiples
             mine, theirs = spent[method][which], base[which]
             ours = None if mine is None else mine[what]
+            hole = bench.results.hole(asks[method]) or "the target was not reached" if ours is None else ""
             if ours is not None and not absolute:
                 ours = ours / theirs[what] if theirs is not None and theirs[what] else None
-            hole = bench.results.hole(asks[method]) or "the target was not reached" if ours is None else ""
+                hole = "FedAvg has not reached it, or was left out" if ours is None else ""
             found.append(Cell(ours, None, round(paper, 2), hole=hole))
         return tuple(found)
 
@@ -210,7 +220,8 @@ def clock(item: Item, bench: Bench) -> Sheet:
         hole = bench.results.hole(ask)
         absolute[ask.method] = (_cell(mine, figure[0], None, hole),)
         times = Number(mine.mean / base.mean, None) if mine and base else None
-        relative[ask.method] = (_cell(times, round(float(figure[0]) / float(unit[0]), 2), None, hole),)
+        missing = hole if base else "there is no FedAvg to compare with"
+        relative[ask.method] = (_cell(times, round(float(figure[0]) / float(unit[0]), 2), None, missing),)
     notes = (
         "ours: training and aggregation on this machine, several runs at once; the paper's: one RTX 3090, loading and "
         "evaluation included",
@@ -228,7 +239,7 @@ def _per_round(run: Run) -> float:
 
 
 def cost(item: Item, bench: Bench) -> Sheet:
-    """Table 7, counted on two rounds of the smallest problem. Stored is the model, what comes beside it, what is kept."""
+    """Table 7, counted on two rounds of the smallest problem. Stored: the model, what comes with it, what is kept."""
     printed = tables()[item.name]
     rows = {}
     for method, figures in printed.parts[item.part].items():
@@ -270,7 +281,7 @@ def _base(algorithm: Algorithm) -> str:
 
 
 def _aim(algorithm: Algorithm) -> str:
-    kinds = {
+    kinds: dict[type, str] = {
         LocalAscent: "local sharpness",
         CorrectedAscent: "local sharpness with correction",
         GlobalAscent: "global sharpness",
@@ -279,7 +290,7 @@ def _aim(algorithm: Algorithm) -> str:
 
 
 def _direction(algorithm: Algorithm) -> str:
-    kinds = {
+    kinds: dict[type, str] = {
         LocalAscent: "rho * unit(g_i)",
         CorrectedAscent: "rho * unit(g_i - mu_i - s)",
         GlobalAscent: "rho * unit(old_i - w)",

@@ -88,7 +88,9 @@ class Sweep:
             there = json.loads(self._about.read_text(encoding="utf-8"))
             form, package = there["form"], there["fedlesam"]
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{self._about}: is not the description of a sweep: {error}; choose another --out") from error
+            raise ValueError(
+                f"{self._about}: is not the description of a sweep: {error}; choose another --out"
+            ) from error
         if (form, package) != (here["form"], here["fedlesam"]):
             raise ValueError(
                 f"{self.path}: was made by fedlesam {package} (folder form {form}), this is {here['fedlesam']} (form "
@@ -172,6 +174,20 @@ class Job:
             self.process.stdin.write(json.dumps(order).encode() + b"\n")
             self.process.stdin.flush()
 
+    def dismiss(self) -> None:
+        """The end of its input is its end, after a checkpoint."""
+        assert self.process.stdin is not None
+        with contextlib.suppress(OSError):
+            self.process.stdin.close()
+
+    def close(self) -> int:
+        """Its exit code, once it has ended."""
+        self.dismiss()
+        code = self.process.wait()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        return code
+
 
 class Crew:
     """The jobs of a sweep, while it runs."""
@@ -191,20 +207,15 @@ class Crew:
     def close(self) -> None:
         """Ends what is still there: an error in the sweep must not leave processes behind."""
         for job in self.jobs:
-            assert job.process.stdin is not None
-            with contextlib.suppress(OSError):
-                job.process.stdin.close()
+            job.dismiss()
         for job in self.jobs:
-            job.process.wait()
-            assert job.process.stdout is not None
-            job.process.stdout.close()
+            job.close()
 
     def work(self, tasks: Sequence[Task]) -> Iterator[Event]:
         todo, waiting = list(tasks), {task.folder: time.monotonic() for task in tasks}
         with selectors.DefaultSelector() as heard:
             while (todo and not self.stopped) or any(job.task for job in self.jobs):
-                self.jobs = [job for job in self.jobs if job.task or job.process.poll() is None]
-                idle = [job for job in self.jobs if job.task is None]
+                idle = [job for job in self.jobs if job.task is None and job.process.poll() is None]
                 while todo and not self.stopped and (idle or len(self.jobs) < self.size):
                     task = self._next(todo)
                     if task is None:
@@ -245,7 +256,7 @@ class Crew:
         said = os.read(out.fileno(), 65536)
         if not said:
             heard.unregister(out)
-            out.close()
+            self.jobs.remove(job)
             yield from self._lost(job)
             return
         *lines, job.rest = (job.rest + said).split(b"\n")
@@ -262,7 +273,7 @@ class Crew:
                 yield Event(task, "failed", why="was interrupted; the same command goes on with it")
 
     def _lost(self, job: Job) -> Iterator[Event]:
-        code, task, job.task = job.process.wait(), job.task, None
+        code, task, job.task = job.close(), job.task, None
         if task is not None and not self.stopped:
             how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
             yield Event(task, "failed", why=f"its process ended with {how}; see log.txt")

@@ -80,8 +80,8 @@ def page(title: str, sheets: Iterable[Sheet], folder: Path) -> str:
         "td,th{padding:.2em .7em;border-bottom:1px solid #ddd;text-align:right;white-space:nowrap}"
         "td:first-child,th:first-child{text-align:left}img{max-width:100%}section{overflow-x:auto}"
     )
-    head = f'<meta charset="utf-8"><title>{html.escape(title)}</title><style>{style}</style>'
-    return f'<!doctype html>\n<html lang="en"><head>{head}</head><body>\n' + "\n".join(parts) + "\n</body></html>\n"
+    about = f'<meta charset="utf-8"><title>{html.escape(title)}</title><style>{style}</style>'
+    return f'<!doctype html>\n<html lang="en"><head>{about}</head><body>\n' + "\n".join(parts) + "\n</body></html>\n"
 
 
 def _rows(block: Block) -> list[list[str]]:
