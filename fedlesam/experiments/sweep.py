@@ -88,9 +88,7 @@ class Sweep:
             there = json.loads(self._about.read_text(encoding="utf-8"))
             form, package = there["form"], there["fedlesam"]
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise ValueError(
-                f"{self._about}: is not the description of a sweep: {error}; choose another --out"
-            ) from error
+            raise ValueError(f"{self._about}: does not describe a sweep: {error}; choose another --out") from error
         if (form, package) != (here["form"], here["fedlesam"]):
             raise ValueError(
                 f"{self.path}: was made by fedlesam {package} (folder form {form}), this is {here['fedlesam']} (form "

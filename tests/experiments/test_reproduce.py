@@ -2,8 +2,13 @@
 
 import csv
 import dataclasses
+import html
+import json
 import re
+import subprocess
 import sys
+import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -18,28 +23,52 @@ from fedlesam.experiments.reproduce import Wish, reproduce
 from fedlesam.experiments.results import Results
 from fedlesam.experiments.scales import CHOICES, SCALES, settle
 from fedlesam.experiments.sheet import Block, Cell, Sheet
+from fedlesam.experiments.sweep import Sweep, Task, Watch
 from fedlesam.experiments.writing import latex, markdown, page, table_csv
 from fedlesam.report.read import Run
 
 SMOKE = SCALES["smoke"]
 
 
-@pytest.fixture(scope="module")
-def everything(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """`fedlesam reproduce all --scale smoke`, its folder and what it said."""
-    import contextlib
-    import io
+def test_everything_at_smoke_scale(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`fedlesam reproduce all --scale smoke`, once; what came of it is looked at from all sides."""
+    arguments = ["all", "--scale", "smoke", "--jobs", "2", "--out", str(tmp_path / "s"), "--data-dir", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", ["fedlesam", "reproduce", *arguments])
+    with pytest.raises(SystemExit) as end:
+        main()
+    said = capsys.readouterr()
+    assert not end.value.code, said.err
+    assert all(f"## {name}: " in said.out for name in ITEMS)
+    assert "reduction: rounds: 3, not 800" in said.err
+    check_shapes(tmp_path / "s")
+    check_cells(tmp_path / "s")
+    check_that_methods_differ(tmp_path / "s")
+    check_terms(tmp_path / "s")
+    check_pictures(tmp_path / "s")
+    check_page(tmp_path / "s")
+    check_that_nothing_is_repeated(tmp_path / "s")
 
-    folder = tmp_path_factory.mktemp("smoke")
-    out, argv = io.StringIO(), sys.argv
-    sys.argv = ["fedlesam", "reproduce", "all", "--jobs", "2", "--out", str(folder / "s"), "--data-dir", str(folder)]
-    try:
-        with contextlib.redirect_stdout(out), pytest.raises(SystemExit) as end:
-            main()
-    finally:
-        sys.argv = argv
-    assert not end.value.code
-    return folder / "s", out.getvalue()
+
+def test_killed_in_the_middle_and_repeated_it_goes_on(tmp_path: Path) -> None:
+    """A real process, SIGKILL: what was finished stays as it is, the rest is done, the table is whole."""
+    only = "data=cifar10,clients=100,splits=dirichlet-0.6"
+    command = [sys.executable, "-m", "fedlesam", "reproduce", "table2", "--only", only, "--out", "s", "--quiet"]
+    process = subprocess.Popen(command, cwd=tmp_path, start_new_session=True)
+    finished: list[Path] = []
+    while len(finished) < 3:
+        assert process.poll() is None, "it was too quick to be killed"
+        time.sleep(0.01)
+        finished = [path for path in tmp_path.glob("s/runs/*/summary.json")]
+    process.kill()
+    process.wait()
+    assert not (tmp_path / "s" / "results").exists()
+    before = {path: path.stat().st_mtime_ns for path in finished}
+    assert subprocess.run(command, cwd=tmp_path, timeout=300).returncode == 0
+    assert before == {path: path.stat().st_mtime_ns for path in finished}
+    assert len(list(tmp_path.glob("s/runs/*/summary.json"))) == 12
+    assert all(row["ours"] for row in rows_of(tmp_path / "s", "table2"))
 
 
 def rows_of(folder: Path, name: str) -> list[dict[str, str]]:
@@ -52,8 +81,8 @@ def shape(rows: list[dict[str, str]], part: str) -> tuple[int, int]:
     return len({row["row"] for row in mine}), len({row["column"] for row in mine})
 
 
-def test_the_tables_have_the_papers_shape(everything: tuple[Path, str]) -> None:
-    folder, _ = everything
+def check_shapes(folder: Path) -> None:
+    """They are the paper's."""
     for name in ("table2", "table3"):
         for part, rows in tables()[name].parts.items():
             assert shape(rows_of(folder, name), f"{part}; last round") == (len(rows), len(tables()[name].columns))
@@ -65,8 +94,8 @@ def test_the_tables_have_the_papers_shape(everything: tuple[Path, str]) -> None:
     assert shape(rows_of(folder, "table8"), "multiples of FedAvg") == (8, 1)
 
 
-def test_every_cell_that_can_be_run_is_filled_and_the_paper_stands_beside_it(everything: tuple[Path, str]) -> None:
-    folder, _ = everything
+def check_cells(folder: Path) -> None:
+    """What can be run is filled, and the paper's figure stands beside it."""
     for row in rows_of(folder, "table2"):
         assert 0 < float(row["ours"]) < 100 and not row["hole"]
         part = row["part"].partition(";")[0]
@@ -75,47 +104,48 @@ def test_every_cell_that_can_be_run_is_filled_and_the_paper_stands_beside_it(eve
     assert all(row["hole"] == "no domains are embedded" and not row["ours"] for row in rows_of(folder, "table3"))
 
 
-def test_the_methods_differ(everything: tuple[Path, str]) -> None:
+def check_that_methods_differ(folder: Path) -> None:
     """At smoke scale clients are active more than once, so that FedLESAM perturbs."""
-    ours = {
-        row["row"]: row["ours"] for row in rows_of(everything[0], "table2") if row["column"] == "cifar10/dirichlet-0.6"
-    }
-    assert len(set(ours.values())) > 6
-    losses = {}
-    for run in (everything[0] / "runs").glob("fedlesam-digits-dirichlet-0.6*"):
-        losses[run.name] = (run / "metrics.jsonl").read_text()
-    for run in (everything[0] / "runs").glob("fedavg-digits-dirichlet-0.6*"):
-        assert (run / "metrics.jsonl").read_text().splitlines()[-1] not in "".join(losses.values())
+    last = {}
+    for name in ("fedavg", "fedlesam", "scaffold", "fedlesam-s", "feddyn", "fedlesam-d"):
+        (run, *_) = sorted(folder.glob(f"runs/{name}-digits-dirichlet-0.6-repeat-*"))
+        last[name] = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])["train_loss"]
+    assert len(set(last.values())) == len(last)
 
 
-def test_reductions_and_choices_are_in_every_output(everything: tuple[Path, str]) -> None:
-    folder, said = everything
+def check_terms(folder: Path) -> None:
+    """Every reduction and choice is in every output."""
     for name in ("table2.md", "table2.tex", "fig5.md", "index.html"):
-        text = (folder / "results" / name).read_text().replace("&#x27;", "'").replace("&amp;", "&")
+        text = html.unescape((folder / "results" / name).read_text())
         for sentence in (*SMOKE.reductions, *CHOICES):
             assert sentence in text, name
-    assert "## table2" in said and "## theory" in said
-    assert "reduction: rounds: 3, not 800" in said or (folder / "results" / "table2.md").exists()
 
 
-def test_pictures_are_there(everything: tuple[Path, str]) -> None:
-    found = {path.name for path in (everything[0] / "results").glob("*.png")}
+def check_pictures(folder: Path) -> None:
+    found = {path.name for path in (folder / "results").glob("*.png")}
     assert {"fig4.png", "fig5.png", "table2-cifar10-dirichlet-0.1-100-clients.png"} <= found
     assert len([name for name in found if name.startswith("table2")]) == 16
 
 
-def test_the_page_needs_nothing_else(everything: tuple[Path, str]) -> None:
-    text = (everything[0] / "results" / "index.html").read_text()
+def check_page(folder: Path) -> None:
+    """It needs no other file."""
+    text = (folder / "results" / "index.html").read_text()
     assert all(f'<section id="{name}">' in text for name in ITEMS)
     assert not re.findall(r'(?:src|href)="(?!data:)', text)
 
 
-def test_repeated_nothing_is_trained(everything: tuple[Path, str]) -> None:
-    folder, _ = everything
+def check_that_nothing_is_repeated(folder: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in folder.glob("runs/*/*")}
     begun: list[object] = []
-    wish = Wish(list(ITEMS.values()), SMOKE, data_dir=str(folder.parent))
-    reproduce(wish, folder, lambda tasks: begun.append(tasks) or (lambda _: None))  # type: ignore[func-returns-value]
+
+    def begin(tasks: Sequence[Task]) -> Watch:
+        begun.append(tasks)
+        return lambda _: None
+
+    with Sweep(folder).open() as sweep:
+        planned = Wish(list(ITEMS.values()), SMOKE).plan()
+        assert all(sweep.is_done(sweep.task(c, "", 1.0)) for configs in planned.runs.values() for c in configs)
+    reproduce(Wish([ITEMS["table5"], ITEMS["table8"]], SMOKE), folder, begin)
     assert not begun
     assert before == {path: path.stat().st_mtime_ns for path in folder.glob("runs/*/*")}
 
