@@ -60,7 +60,7 @@ def test_killed_in_the_middle_and_repeated_it_goes_on(tmp_path: Path) -> None:
     while len(finished) < 3:
         assert process.poll() is None, "it was too quick to be killed"
         time.sleep(0.01)
-        finished = [path for path in tmp_path.glob("s/runs/*/summary.json")]
+        finished = list(tmp_path.glob("s/runs/*/summary.json"))
     process.kill()
     process.wait()
     assert not (tmp_path / "s" / "results").exists()
