@@ -9,7 +9,7 @@ import torch
 from fedlesam import lookup
 from fedlesam.checks import check_count
 from fedlesam.config import RunConfig, seconds_of
-from fedlesam.data import catalogue
+from fedlesam.data import catalogue, parts
 from fedlesam.data.dataset import DataSet
 from fedlesam.data.split_names import make_split
 from fedlesam.data.splits import Split
@@ -27,7 +27,8 @@ class Experiment:
 
 
 def load_data(config: RunConfig) -> DataSet:
-    return catalogue.load(config.data, Path(config.data_dir) if config.data_dir else None)
+    whole = catalogue.load(config.data, Path(config.data_dir) if config.data_dir else None)
+    return parts.select(whole, config.samples, config.held_out)
 
 
 def place(device: str) -> torch.device:

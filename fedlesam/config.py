@@ -122,6 +122,10 @@ class RunConfig:
     algorithm: str = option("fedlesam", WHAT, text, "a method of `fedlesam list algorithms`, or module:callable")
     data: str = option("digits", WHAT, text, "a data set of `fedlesam list data`, folder:PATH or module:callable")
     data_dir: str | None = option(None, WHAT, text, "where the data set's files are", "DIR")
+    samples: int | None = option(None, WHAT, whole, "train on this many samples, always the same ones", "N")
+    held_out: int | float | None = option(
+        None, WHAT, active_clients, "evaluate on training samples held out, not on the test data: 5000 or 10%", "PART"
+    )
     model: str = option("mlp", WHAT, text, "a network of `fedlesam list models`, or module:callable")
     split: str = option("dirichlet:0.1", WHAT, text, "how samples are divided, see `fedlesam list splits`")
     clients: int | None = option(None, WHAT, whole, "number of clients (default: 40 on digits, else 100)", "N")

@@ -45,6 +45,7 @@ ROOMS = [
     "report",
     "compare",
     "flower",
+    "experiments",
     "cli",
     "__main__",
     "__init__",

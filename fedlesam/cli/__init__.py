@@ -11,6 +11,8 @@ COMMANDS = {
     "compare": "train several methods on the same split and rank them",
     "probe": "sharpness, curvature and loss surface of finished runs; Theorem 2",
     "report": "one page of runs: charts, loss surfaces, costs; figures and tables for a paper",
+    "reproduce": "tables and figures of the paper beside ours",
+    "tune": "search hyper-parameters on held-out training data",
     "split": "divide a data set over clients, look at it, save it",
     "data": "fetch data sets, and check those you have",
     "runs": "the runs in a folder: state, accuracy, time left",
@@ -21,7 +23,7 @@ COMMANDS = {
     "completion": "print the completion script of your shell",
 }
 
-BAD_INPUT, NOT_FINITE, LOST, INTERRUPTED = 2, 3, 4, 130
+FAILED, BAD_INPUT, NOT_FINITE, LOST, INTERRUPTED = 1, 2, 3, 4, 130
 """Exit codes; a signal that stopped a run has its own, 128 and its number."""
 
 
@@ -63,8 +65,8 @@ def cli() -> None:
 
     Repeat a command to go on with a run that was interrupted, at its last checkpoint.
 
-    Exit codes: 0 done, 2 bad input, 3 the numbers stopped being finite, 4 a worker died, 130 interrupted (Ctrl-C),
-    143 terminated (SIGTERM).
+    Exit codes: 0 done, 1 some runs of several failed, 2 bad input, 3 the numbers stopped being finite, 4 a worker died,
+    130 interrupted (Ctrl-C), 143 terminated (SIGTERM).
     """
 
 

@@ -1,0 +1,121 @@
+"""fedlesam tune"""
+
+import dataclasses
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from fedlesam import config as configs
+from fedlesam.cli.options import Grouped, GroupedCommand, gather, output, settings
+from fedlesam.names import file_name
+
+SEARCH = "The search"
+
+
+@click.command(
+    "tune",
+    cls=GroupedCommand,
+    short_help="search hyper-parameters on held-out training data",
+    examples=(
+        "fedlesam tune --algorithm fedlesam-s --over rho=0.01,0.05,0.1,0.5 --rounds 50",
+        "fedlesam tune --algorithm fedsam --over rho=0.001..1 --over lr=0.03,0.1 --trials 20 --jobs 2",
+        "fedlesam run --config runs/tune-x/best.toml     # train on all training data, then look at the test data",
+    ),
+)
+@click.option(
+    "--over",
+    "space",
+    cls=Grouped,
+    group=SEARCH,
+    multiple=True,
+    metavar="NAME=VALUES",
+    help="values rho=0.01,0.1,1 (all combinations are tried), or a range rho=0.001..1 for --trials; may be repeated",
+)
+@click.option(
+    "--trials", cls=Grouped, group=SEARCH, type=click.IntRange(1), metavar="N", help="draw N trials with Optuna's TPE"
+)
+@click.option(
+    "--seeds", cls=Grouped, group=SEARCH, type=click.IntRange(1), default=1, metavar="N", help="runs per trial  [1]"
+)
+@click.option(
+    "--jobs", cls=Grouped, group=SEARCH, type=click.IntRange(1), default=1, metavar="N", help="runs at once  [1]"
+)
+@settings(without=["threads"])
+@output
+def command(
+    space: tuple[str, ...],
+    trials: int | None,
+    seeds: int,
+    jobs: int,
+    config_file: Path | None,
+    assignments: tuple[str, ...],
+    out: Path | None,
+    overwrite: bool,
+    quiet: bool,
+    as_json: bool,
+    **flags: Any,
+) -> int:
+    """Search any setting or hyper-parameter, judged on training samples that are held out (--held-out, 10 %).
+
+    The test data is never evaluated on. Repeat the command to go on with a search that was interrupted. The best
+    settings are written to best.toml, without anything held out: `fedlesam run --config` trains them on all of the
+    training data.
+    """
+    from fedlesam import disk
+    from fedlesam.cli.reproduce_command import say_failed
+    from fedlesam.cli.show import Display, print_table
+    from fedlesam.cli.sweep_display import SweepDisplay
+    from fedlesam.experiments import tune as tuning
+    from fedlesam.experiments.sweep import Sweep
+
+    if overwrite:
+        raise ValueError("tune does not replace anything: choose another --out, or delete the folder")
+    base = gather(config_file, assignments, flags)
+    wanted = tuning.parse_space(space)
+    drawn = tuning.Optuna(wanted, trials, base.seed, jobs) if trials else None
+    points = tuning.grid(wanted) if drawn is None else []
+    for values in points[:1]:
+        configs.resolve(configs.update(base, values))  # refuses what the method does not take
+    display = Display(quiet or as_json)
+    display.say(tuning.budget(base, trials or len(points), seeds))
+    sign = json.dumps([configs.as_table(tuning.prepared(base)), sorted(space), trials, seeds], sort_keys=True)
+    name = f"tune-{base.algorithm}-{base.data}-{hashlib.sha256(sign.encode()).hexdigest()[:8]}"
+    out = out or Path("runs") / file_name(name)
+    try:
+        with display.open(), SweepDisplay(display).open() as shown, Sweep(out).open() as sweep:
+            found = tuning.tune(
+                base,
+                iter([points]) if drawn is None else drawn.batches(),
+                (lambda _: None) if drawn is None else drawn.tell,
+                sweep,
+                seeds,
+                jobs,
+                shown.begin,
+            )
+            failed = {about["run"]: about["why"] for about in sweep.failed.values()}
+    except KeyboardInterrupt:
+        display.say(f"interrupted: what was done is in {out}; the same command goes on with it")
+        raise
+    best = next((trial for trial in found if trial.score is not None), None)
+    if best is not None:
+        chosen = dataclasses.replace(configs.resolve(configs.update(base, best.values)), held_out=None)
+        disk.write_text(out / "best.toml", configs.write(chosen))
+    if as_json:
+        lines = [{"values": dict(t.values), "score": t.score and dataclasses.asdict(t.score)} for t in found]
+        click.echo(json.dumps({"folder": str(out), "trials": lines}))
+    elif not quiet:
+        rows = [
+            [*map(str, t.values.values()), "failed" if t.score is None else f"{t.score.mean:.2f}", _spread(t)]
+            for t in found
+        ]
+        print_table([*wanted, "held-out accuracy, %", "±"], rows)
+        if best is not None:
+            click.echo(f"\nbest settings, nothing held out: {out / 'best.toml'}")
+    return say_failed(failed)
+
+
+def _spread(trial: Any) -> str:
+    return "" if trial.score is None or trial.score.spread is None else f"{trial.score.spread:.2f}"

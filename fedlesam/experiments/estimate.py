@@ -1,0 +1,44 @@
+"""What a run will take, before it is run."""
+
+from fedlesam.config import RunConfig
+from fedlesam.experiments.items import Ask
+from fedlesam.experiments.paper import tables
+from fedlesam.experiments.scales import Scale
+
+PER_SAMPLE = {"mlp": 5e-6, "cnn": 4.2e-4, "lenet": 1.2e-3, "resnet18": 1e-2}
+"""Seconds of one core for a forward and a backward pass of one training sample, measured on CIFAR-10 (mlp: digits)."""
+FORWARD = 0.55
+"""Evaluation of a sample against that: a forward pass, gathering and normalising."""
+START = 0.15
+"""Building a run and writing its folder."""
+SAMPLES = {"digits": (1437, 360), "cifar10": (50_000, 10_000), "cifar100": (50_000, 10_000)}
+TWICE = ("fedsam", "mofedsam", "fedgamma", "fedsmoo")
+"""Two backward passes per step."""
+
+
+def seconds(config: RunConfig) -> float:
+    """Of one core. A guess where the model or the data set is not known."""
+    train, test = SAMPLES.get(config.data, SAMPLES["cifar10"])
+    train = config.samples or train
+    per = PER_SAMPLE.get(config.model.partition(":")[0], PER_SAMPLE["cnn"])
+    active = config.active if isinstance(config.active, float) else config.active / (config.clients or 1)
+    epochs = config.epochs if isinstance(config.epochs, int) else 5
+    passes = 2 if config.algorithm in TWICE else 1
+    steps = config.rounds * active * train * epochs * passes * per
+    return START + steps + config.rounds / config.evaluate_every * test * per * FORWARD
+
+
+def gpu_seconds(ask: Ask, scale: Scale) -> float:
+    """At full scale, from table 8 (an RTX 3090); methods not in it cost what their like does."""
+    printed = tables()["table8"].parts["time"]
+    like = {"fedadam": "fedavg", "scaffold": "fedlesam-s", "fedcm": "fedlesam-s", "feddyn": "fedlesam-d"}
+    figure, _ = printed[like.get(ask.method, ask.method)][0]
+    return float(figure) * scale.rounds
+
+
+def spoken(seconds: float) -> str:
+    """For people: one significant place is all there is."""
+    for limit, unit, word in ((90, 1, "s"), (5400, 60, "min"), (48 * 3600, 3600, "h")):
+        if seconds < limit:
+            return f"{seconds / unit:.0f} {word}"
+    return f"{seconds / 86400:.0f} days"

@@ -1,0 +1,59 @@
+"""The paper's figures that follow from runs and splits."""
+
+from collections.abc import Mapping, Sequence
+from math import log10
+from pathlib import Path
+
+import numpy as np
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from fedlesam.report.pictures import save, style
+
+Curve = Sequence[tuple[float, float]]
+
+
+def heat_maps(panels: Mapping[str, NDArray[np.int64]], path: Path) -> Path:
+    """Figure 5: samples of each class (rows) at each client (columns)."""
+    rows = -(-len(panels) // 4)
+    figure = Figure(figsize=(14, 2.9 * rows), layout="constrained")
+    places = figure.subplots(rows, 4, squeeze=False).flatten().tolist()
+    for axes, (title, counts) in zip(places, panels.items(), strict=False):
+        image = axes.imshow(counts.T, aspect="auto", cmap="Blues", interpolation="nearest", origin="lower")
+        axes.set(xlabel="client", ylabel="class", title=title)
+        axes.title.set_fontsize(9)
+        figure.colorbar(image, ax=axes, pad=0.01)
+    for spare in places[len(panels) :]:
+        figure.delaxes(spare)
+    return save(figure, path)
+
+
+def over_rounds(panels: Mapping[str, Mapping[str, Curve]], path: Path) -> Path:
+    """Figure 2: a panel a measure, a line a method; centralised training is grey."""
+    figure = Figure(figsize=(5.2 * len(panels), 3.8), layout="constrained")
+    places = figure.subplots(1, len(panels), squeeze=False).flatten().tolist()
+    for axes, (title, curves) in zip(places, panels.items(), strict=True):
+        for name, points in curves.items():
+            colour, line = ("0.6", "-") if name == "centralised" else style(name, list(curves))
+            axes.plot([x for x, _ in points], [y for _, y in points], line, color=colour, label=name, linewidth=1.4)
+        axes.set(xlabel="share of training", title=title)
+        axes.grid(alpha=0.25, linewidth=0.5)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.legend(frameon=False, fontsize=8)
+    return save(figure, path)
+
+
+def ablation(panels: Mapping[str, tuple[Curve, float | None]], path: Path) -> Path:
+    """Figure 4: accuracy over log10(rho / lr); the horizontal line is FedAvg."""
+    figure = Figure(figsize=(3.6 * len(panels), 3.2), layout="constrained")
+    places = figure.subplots(1, len(panels), squeeze=False).flatten().tolist()
+    for axes, (title, (points, base)) in zip(places, panels.items(), strict=True):
+        colour, line = style("fedlesam-s", ["fedlesam-s"])
+        axes.plot([log10(x) for x, _ in points], [y for _, y in points], f"o{line}", color=colour, label="fedlesam-s")
+        if base is not None:
+            axes.axhline(base, color=style("fedavg", ["fedavg"])[0], label="fedavg", linewidth=1.2)
+        axes.set(xlabel="log10(rho / lr)", ylabel="test accuracy (%)", title=title)
+        axes.grid(alpha=0.25, linewidth=0.5)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.legend(frameon=False, fontsize=8)
+    return save(figure, path)

@@ -1,0 +1,131 @@
+"""Tables of the paper beside ours: plan the runs, do them, write what came of them."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedlesam import disk
+from fedlesam.build import load_data
+from fedlesam.config import RunConfig
+from fedlesam.experiments import estimate, plan, sheets, writing
+from fedlesam.experiments.items import Item
+from fedlesam.experiments.plan import Only
+from fedlesam.experiments.results import Results
+from fedlesam.experiments.scales import CHOICES, Scale
+from fedlesam.experiments.sheet import Sheet
+from fedlesam.experiments.sweep import Sweep, Task, Watch
+from fedlesam.report.read import read_run
+
+Say = Callable[[str], None]
+Begin = Callable[[Sequence[Task]], Watch]
+"""Told what is left to do; gives back who is told of its progress."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    sheets: list[Sheet]
+    failed: dict[str, str]
+    """The runs that failed, by their label, and why; the same call tries them again."""
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What to reproduce, and how."""
+
+    items: list[Item]
+    scale: Scale
+    only: Only = Only()
+    seeds: int | None = None
+    data_dir: str | None = None
+    workers: int = 1
+    jobs: int = 1
+
+    @property
+    def repeats(self) -> int:
+        return self.scale.seeds if self.seeds is None else self.seeds
+
+    def plan(self) -> plan.Plan:
+        return plan.make(self.items, self.only, self.scale, self.repeats, self.data_dir, self.workers)
+
+    def terms(self) -> list[str]:
+        """Every reduction and choice, to be printed with the results."""
+        reduced = [f"reduction: {text}" for text in self.scale.reductions]
+        left = [f"reduction: only {key} {', '.join(sorted(v))}" for key, v in vars(self.only).items() if v]
+        seeds = [f"choice: {self.repeats} seed{'s' if self.repeats > 1 else ''}, from 0 on"]
+        return reduced + left + seeds + [f"choice: {text}" for text in CHOICES]
+
+
+def reproduce(wish: Wish, out: Path, begin: Begin = lambda _: lambda _: None, say: Say = lambda _: None) -> Outcome:
+    """Do what is not done yet in the folder `out`, and write every sheet there. A failed run is a hole in its cells."""
+    with Sweep(out).open() as sweep:
+        planned = possible(wish, say)
+        holes = dict(planned.holes)
+        tasks = {
+            ask: [sweep.task(config, ask.label, estimate.seconds(config)) for config in configs]
+            for ask, configs in planned.runs.items()
+        }
+        everything = [task for some in tasks.values() for task in some]
+        left = list({task.folder: task for task in everything if not sweep.is_done(task)}.values())
+        if left:
+            sweep.run(left, wish.jobs, begin(left))
+        done = {ask: [task for task in some if sweep.is_done(task)] for ask, some in tasks.items()}
+        wrong = {folder: about["why"] for folder, about in sweep.failed.items()}
+        failed = {task.label: wrong[task.folder.name] for task in left if task.folder.name in wrong}
+        for ask, some in tasks.items():
+            why = next((wrong[task.folder.name] for task in some if task.folder.name in wrong), "it is not finished")
+            if not done[ask]:
+                holes[ask] = f"the run failed: {why}"
+        fewer = sum(0 < len(done[ask]) < wish.repeats for ask in tasks)
+        runs = {ask: [read_run(task.folder) for task in some] for ask, some in done.items() if some}
+        results = Results(wish.scale, runs, holes, wish.repeats)
+        bench = sheets.Bench(results, wish.only, out / "results", wish.data_dir)
+        made = []
+        for item in planned.items:
+            sheet = sheets.make(item, bench)
+            if fewer:
+                short = f"{fewer} cells of this sweep have fewer than {wish.repeats} seeds, since runs failed"
+                sheet = dataclasses.replace(sheet, notes=(*sheet.notes, short))
+            made.append(sheet)
+            _write(sheet, wish, bench.folder)
+        page = writing.page(f"FedLESAM, {wish.scale.name} scale", [_with_terms(s, wish) for s in made], bench.folder)
+        disk.write_text(bench.folder / "index.html", page)
+        return Outcome(made, failed)
+
+
+def possible(wish: Wish, say: Say = lambda _: None) -> plan.Plan:
+    """The plan; runs whose data set is not there are holes."""
+    planned = wish.plan()
+    absent = _absent(planned, say)
+    runs = {ask: configs for ask, configs in planned.runs.items() if _source(configs[0]) not in absent}
+    lost = {ask: absent[_source(configs[0])] for ask, configs in planned.runs.items() if ask not in runs}
+    return dataclasses.replace(planned, runs=runs, holes={**planned.holes, **lost})
+
+
+def _source(config: RunConfig) -> tuple[str, str | None]:
+    return config.data, config.data_dir
+
+
+def _absent(planned: plan.Plan, say: Say) -> dict[tuple[str, str | None], str]:
+    """Data sets that cannot be had. Loading them here, once, also spares the jobs decoding the same files at once."""
+    absent = {}
+    for source in dict.fromkeys(_source(config) for configs in planned.runs.values() for config in configs):
+        try:
+            load_data(RunConfig(data=source[0], data_dir=source[1]))
+        except ValueError as error:
+            absent[source] = str(error)
+            say(f"{source[0]}: left out, its cells are marked: {error}")
+    return absent
+
+
+def _with_terms(sheet: Sheet, wish: Wish) -> Sheet:
+    return dataclasses.replace(sheet, notes=(*sheet.notes, *wish.terms()))
+
+
+def _write(sheet: Sheet, wish: Wish, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    full = _with_terms(sheet, wish)
+    disk.write_text(folder / f"{sheet.name}.md", writing.markdown(full))
+    if sheet.blocks:
+        disk.write_text(folder / f"{sheet.name}.tex", writing.latex(full))
+        disk.write_text(folder / f"{sheet.name}.csv", writing.table_csv(sheet))

@@ -1,0 +1,454 @@
+"""How each kind of table and figure is made from the runs."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+
+import numpy as np
+
+from fedlesam import costs, lookup
+from fedlesam.algorithms import CATALOGUE, Algorithm
+from fedlesam.build import load_data
+from fedlesam.config import RunConfig
+from fedlesam.data.split_names import make_split
+from fedlesam.experiments import instruments, pictures
+from fedlesam.experiments.items import DOMAIN_SETTINGS, DOMAINS, ITEMS, RATIOS, SETTINGS, Ask, Item
+from fedlesam.experiments.paper import tables
+from fedlesam.experiments.plan import Only
+from fedlesam.experiments.results import MEASURES, Number, Results, number
+from fedlesam.experiments.scales import settle
+from fedlesam.experiments.sheet import Block, Cell, Sheet
+from fedlesam.report.pictures import accuracy_curves
+from fedlesam.report.read import Run
+from fedlesam.rules.perturbation import CorrectedAscent, GlobalAscent, LocalAscent, NoPerturbation
+
+PARTS = {setting: part for part, setting in (SETTINGS | DOMAIN_SETTINGS).items()}
+BASES = {"fedlesam": "fedavg", "fedlesam-s": "scaffold", "fedlesam-d": "feddyn"}
+TARGETS = (68.0, 74.0)
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What the makers work with."""
+
+    results: Results
+    only: Only
+    folder: Path
+    """For pictures."""
+    data_dir: str | None
+
+    @property
+    def scale_name(self) -> str:
+        return self.results.scale.name
+
+
+def make(item: Item, bench: Bench) -> Sheet:
+    return MAKERS[item.kind](item, bench)
+
+
+def accuracy(item: Item, bench: Bench) -> Sheet:
+    """Tables 2 and 3: a part a client setting and measure, in the paper's shape; curves of every column."""
+    blocks, drawn = [], []
+    for setting in dict.fromkeys((ask.clients, ask.active) for ask in item.asks):
+        asks = {(ask.method, ask.column): ask for ask in item.asks if (ask.clients, ask.active) == setting}
+        columns = tuple(dict.fromkeys(column for _, column in asks))
+        methods = tuple(dict.fromkeys(method for method, _ in asks))
+        for measure, name in MEASURES.items():
+            rows = {
+                method: tuple(_accuracy(item, bench, asks[method, column], measure) for column in columns)
+                for method in methods
+            }
+            blocks.append(Block(f"{PARTS[setting]}; {name}", columns, rows, ranked=True))
+        for column in columns:
+            runs = [run for method in methods for run in bench.results.of(asks[method, column])]
+            if runs:
+                path = bench.folder / f"{item.name}-{column.replace('/', '-')}-{setting[0]}-clients.png"
+                drawn.append(accuracy_curves(runs, path, f"{column}, {PARTS[setting]}"))
+    notes = []
+    if bench.scale_name != "full":
+        notes.append(
+            "at a reduced scale the differences are the scale's; what can be compared is the order of the methods"
+        )
+    if item.name == "table3":
+        notes.append("the paper's upper rows of FedLESAM and FedLESAM-D repeat the lower ones (docs/errata.md, 6)")
+    return Sheet(item.name, item.shows, tuple(blocks), tuple(notes), tuple(drawn))
+
+
+def _accuracy(item: Item, bench: Bench, ask: Ask, measure: str) -> Cell:
+    printed = tables()[item.name].figure(PARTS[ask.clients, ask.active], ask.method, ask.column)
+    assert printed is not None
+    found = bench.results.accuracy(ask, measure)
+    return _cell(found, printed[0], printed[1], bench.results.hole(ask))
+
+
+def gain(item: Item, bench: Bench) -> Sheet:
+    """Table 4: averages over all splits and client settings, where every method of the table has a result."""
+    printed = tables()[item.name]
+    methods = tuple(dict.fromkeys(ask.method for ask in item.asks))
+    averages: dict[tuple[str, str], Cell] = {}
+    notes = []
+    for data in printed.columns:
+        cells: dict[tuple[object, ...], dict[str, Ask]] = {}
+        for ask in item.asks:
+            if ask.data == data:
+                cells.setdefault((ask.split, ask.clients), {})[ask.method] = ask
+        whole = [asks for asks in cells.values() if all(bench.results.of(asks[m]) for m in methods if m in asks)]
+        of = len({(ask.split, ask.clients) for ask in ITEMS[item.name].asks if ask.data == data})
+        if 0 < len(whole) < of:
+            notes.append(f"{data}: the average of {len(whole)} of the paper's {of} cells")
+        for method in methods:
+            values = [bench.results.accuracy(asks[method]) for asks in whole if method in asks]
+            mean = fmean(value.mean for value in values if value is not None) if values else None
+            asked = next((asks[method] for asks in cells.values() if method in asks), None)
+            figure = printed.figure(item.part, method, data)
+            assert figure is not None
+            hole = "" if mean is not None else bench.results.hole(asked) if asked else "left out by --only"
+            averages[method, data] = Cell(mean, None, figure[0], hole=hole)
+    rows = {method: tuple(averages[method, data] for data in printed.columns) for method in methods}
+    gains = {
+        f"{variant} - {base}": tuple(_minus(averages[variant, data], averages[base, data]) for data in printed.columns)
+        for variant, base in BASES.items()
+        if variant in methods and base in methods
+    }
+    blocks = [Block("average accuracy, last round", printed.columns, rows, ranked=True)]
+    return Sheet(
+        item.name,
+        item.shows,
+        (*blocks, Block("gain", printed.columns, gains)) if gains else tuple(blocks),
+        tuple(notes),
+    )
+
+
+def _minus(left: Cell, right: Cell) -> Cell:
+    assert isinstance(left.paper, float) and isinstance(right.paper, float)
+    ours = left.ours - right.ours if isinstance(left.ours, float) and isinstance(right.ours, float) else None
+    return Cell(
+        ours, None, round(left.paper - right.paper, 2), hole="" if ours is not None else left.hole or right.hole
+    )
+
+
+def target(item: Item, bench: Bench) -> Sheet:
+    """Tables 5 and 9: what the first round at or above a target has cost up to there."""
+    printed = tables()[item.name]
+    rows = printed.parts[item.part]
+    asks = {ask.method: ask for ask in item.asks}
+    if not asks:
+        return Sheet(item.name, item.shows, notes=("hole: left out by --only",))
+    column = next(iter(asks.values())).column
+    targets, said = _targets(bench, asks.get("fedavg"), column)
+    spent = {method: [_spent(bench.results.of(ask), target) for target in targets] for method, ask in asks.items()}
+    base = spent.get("fedavg", [None, None])
+
+    def cells(method: str, absolute: bool) -> tuple[Cell, ...]:
+        found = []
+        for i in range(len(printed.columns)):
+            what, which = divmod(i, 2)
+            figure, unit = float(rows[method][i][0]), float(rows["fedavg"][i][0])
+            paper = figure / unit if not absolute and figure > 10 else figure  # table 9 prints rounds, not multiples
+            mine, theirs = spent[method][which], base[which]
+            ours = None if mine is None else mine[what]
+            hole = bench.results.hole(asks[method]) or "the target was not reached" if ours is None else ""
+            if ours is not None and not absolute:
+                ours = ours / theirs[what] if theirs is not None and theirs[what] else None
+                hole = "FedAvg has not reached it, or was left out" if ours is None else ""
+            found.append(Cell(ours, None, round(paper, 2), hole=hole))
+        return tuple(found)
+
+    columns = tuple(
+        f"{what} to {'high' if i % 2 else 'low'} target"
+        for i, what in enumerate(("rounds", "rounds", "communication", "communication", "time", "time"))
+    )
+    blocks = []
+    if "fedavg" in asks:
+        title = "FedAvg: rounds, billions of numbers sent, minutes"
+        blocks.append(Block(title, columns, {"fedavg": cells("fedavg", True)}, None))
+    others = {method: cells(method, False) for method in asks if method != "fedavg"}
+    if others:
+        blocks.append(Block("multiples of FedAvg", columns, others, ranked=True))
+    notes = (
+        *said,
+        "reached: the first evaluated round at or above the target; the paper does not say",
+        "the paper's communication of FedLESAM-D and MoFedSAM counts too much, its times contradict table 8 "
+        "(docs/errata.md, 14 and 15)",
+        "time: training and aggregation, without evaluation, while other runs used the machine",
+    )
+    return Sheet(item.name, item.shows, tuple(blocks), notes)
+
+
+def _targets(bench: Bench, base: Ask | None, column: str) -> tuple[tuple[float, ...], tuple[str, ...]]:
+    """The paper's at full scale; else the same shares of FedAvg's accuracy that they are in the paper."""
+    if bench.scale_name == "full":
+        return TARGETS, ()
+    found = bench.results.accuracy(base, "mean_of_last") if base is not None else None
+    figure = tables()["table2"].figure(PARTS[100, 0.1], "fedavg", column)
+    assert figure is not None
+    if found is None:
+        return TARGETS, ("targets: 68 and 74 %, since there is no FedAvg to take shares of",)
+    shares = [target / float(figure[0]) for target in TARGETS]
+    lower = tuple(share * found.mean for share in shares)
+    return lower, (
+        f"reduction: the targets are {lower[0]:.2f} and {lower[1]:.2f} %, {100 * shares[0]:.1f} and "
+        f"{100 * shares[1]:.1f} % of FedAvg's mean of the last evaluations, as 68 and 74 are of the paper's FedAvg",
+    )
+
+
+def _spent(runs: list[Run], target: float) -> tuple[float, float, float] | None:
+    """Rounds, billions of numbers sent, minutes; means over seeds, None if one of them never came there."""
+    found = []
+    for run in runs:
+        at = next((i for i, r in enumerate(run.records) if 100 * (r.get("test_accuracy") or 0.0) >= target), None)
+        if at is None:
+            return None
+        until = run.records[: at + 1]
+        sent = sum(r["bytes_down"] + r["bytes_up"] for r in until) / 4e9
+        found.append((at + 1.0, sent, sum(r["seconds"] for r in until) / 60))
+    return (fmean(f[0] for f in found), fmean(f[1] for f in found), fmean(f[2] for f in found)) if found else None
+
+
+def clock(item: Item, bench: Bench) -> Sheet:
+    """Table 8: seconds per round, and as multiples of FedAvg's, which can be compared between machines."""
+    printed = tables()[item.name]
+    seconds = {ask.method: number([_per_round(run) for run in bench.results.of(ask)]) for ask in item.asks}
+    base, unit = seconds.get("fedavg"), printed.figure(item.part, "fedavg", printed.columns[0])
+    assert unit is not None
+    absolute, relative = {}, {}
+    for ask in item.asks:
+        figure = printed.figure(item.part, ask.method, printed.columns[0])
+        assert figure is not None
+        mine = seconds[ask.method]
+        hole = bench.results.hole(ask)
+        absolute[ask.method] = (_cell(mine, figure[0], None, hole),)
+        times = Number(mine.mean / base.mean, None) if mine and base else None
+        missing = hole if base else "there is no FedAvg to compare with"
+        relative[ask.method] = (_cell(times, round(float(figure[0]) / float(unit[0]), 2), None, missing),)
+    notes = (
+        "ours: training and aggregation on this machine, several runs at once; the paper's: one RTX 3090, loading and "
+        "evaluation included",
+    )
+    blocks = (
+        Block("", printed.columns, absolute, None),
+        Block("multiples of FedAvg", printed.columns, relative, ranked=True),
+    )
+    return Sheet(item.name, item.shows, blocks if item.asks else (), notes)
+
+
+def _per_round(run: Run) -> float:
+    """The median: a round that waited for the machine says nothing about the method."""
+    return float(np.median([record["seconds"] for record in run.records]))
+
+
+def cost(item: Item, bench: Bench) -> Sheet:
+    """Table 7, counted on two rounds of the smallest problem. Stored: the model, what comes with it, what is kept."""
+    printed = tables()[item.name]
+    rows = {}
+    for method, figures in printed.parts[item.part].items():
+        if bench.only.keeps_method(method):
+            found = costs.measure(lookup.get(method))
+            ours = (found.stored + found.down - 1, (found.down + found.up) / 2, found.passes)
+            rows[method] = tuple(Cell(o, None, p) for o, (p, _) in zip(ours, figures, strict=True))
+    notes = ("differences: docs/errata.md, 15",)
+    return Sheet(item.name, item.shows, (Block("multiples of FedAvg", printed.columns, rows, 1),), notes)
+
+
+def methods(item: Item, bench: Bench) -> Sheet:
+    """Table 1, derived from the catalogue."""
+    printed = tables()[item.name]
+    rows = {}
+    for method, figures in printed.parts[item.part].items():
+        if bench.only.keeps_method(method):
+            algorithm = lookup.get(method)
+            extra = "yes" if costs.measure(algorithm).passes > 1 else "no"
+            ours = (_base(algorithm), _aim(algorithm), extra)
+            rows[method] = (
+                *(Cell(o, None, p) for o, (p, _) in zip(ours, figures, strict=True)),
+                Cell(_direction(algorithm)),
+            )
+    return Sheet(item.name, item.shows, (Block("", (*printed.columns, "perturbation"), rows),))
+
+
+def _base(algorithm: Algorithm) -> str:
+    """The method with the same correction and server rule and no perturbation, by the paper's name for it."""
+    names = {"fedavg": "FedAvg", "scaffold": "SCAFFOLD", "fedcm": "FedAvg with momentum", "feddyn": "FedDyn"}
+    for name, make in CATALOGUE.items():
+        base = make()
+        if isinstance(base.perturbation, NoPerturbation) and (type(base.correction), type(base.server)) == (
+            type(algorithm.correction),
+            type(algorithm.server),
+        ):
+            return names[name]
+    return "none"
+
+
+def _aim(algorithm: Algorithm) -> str:
+    kinds: dict[type, str] = {
+        LocalAscent: "local sharpness",
+        CorrectedAscent: "local sharpness with correction",
+        GlobalAscent: "global sharpness",
+    }
+    return kinds[type(algorithm.perturbation)]
+
+
+def _direction(algorithm: Algorithm) -> str:
+    kinds: dict[type, str] = {
+        LocalAscent: "rho * unit(g_i)",
+        CorrectedAscent: "rho * unit(g_i - mu_i - s)",
+        GlobalAscent: "rho * unit(old_i - w)",
+    }
+    return kinds[type(algorithm.perturbation)]
+
+
+def data_sets(item: Item, bench: Bench) -> Sheet:
+    """Table 6, counted in the files; the images themselves, so the same at every scale."""
+    printed = tables()[item.name]
+    rows = {}
+    for name, figures in printed.parts[item.part].items():
+        if bench.only.data and name not in bench.only.data:
+            continue
+        ours: tuple[float | str | None, ...] = (None,) * len(figures)
+        hole = "its domains cannot be loaded in this version" if name in DOMAINS else ""
+        if not hole:
+            try:
+                found = load_data(RunConfig(data=name, data_dir=bench.data_dir))
+                size = " x ".join(map(str, found.shape))
+                ours = (float(len(found.train) + len(found.test)), float(len(found.classes)), 0.0, size)
+            except ValueError as error:
+                hole = str(error)
+        rows[name] = tuple(
+            Cell(o, None, p if isinstance(p, str) else float(p), hole=hole)
+            for o, (p, _) in zip(ours, figures, strict=True)
+        )
+    return Sheet(item.name, item.shows, (Block("", printed.columns, rows, 0),))
+
+
+def surface(item: Item, bench: Bench) -> Sheet:
+    """Figures 1, 3 and 6: of the first seed."""
+    runs = {ask.label: bench.results.of(ask)[0].path for ask in item.asks if bench.results.of(ask)}
+    notes = [f"hole: {ask.label}: {bench.results.hole(ask)}" for ask in item.asks if not bench.results.of(ask)]
+    folder = bench.folder / item.name
+    drawn: list[Path] = []
+    if runs:
+        found = instruments.surfaces(list(runs.values()), bench.results.scale.surface, folder, bench.data_dir)
+        if isinstance(found, str):
+            notes.append(f"hole: {found}")
+        else:
+            for picture in sorted(folder.glob("*.png")):
+                drawn.append(picture.rename(bench.folder / f"{item.name}-{picture.name}"))
+            notes.append(f"{bench.results.scale.surface}; the same random directions for all, filter-normalised")
+    return Sheet(item.name, item.shows, notes=tuple(notes), pictures=tuple(drawn))
+
+
+def drift(item: Item, bench: Bench) -> Sheet:
+    """Figure 2: what the runs measured while they trained, of the first seed."""
+    panels: dict[str, dict[str, pictures.Curve]] = {}
+    notes = []
+    for ask in item.asks:
+        runs = bench.results.of(ask)
+        name = "centralised" if ask.split == "pooled" else ask.method
+        if not runs:
+            notes.append(f"hole: {ask.label}: {bench.results.hole(ask)}")
+            continue
+        for title, probe, value in (
+            ("perturbation drift", "drift", "drift"),
+            ("global sharpness", "sharpness", "ascent"),
+        ):
+            points = instruments.readings(runs[0].path, probe, value) if probe in ask.probes else []
+            if points:
+                rounds = runs[0].config.rounds
+                panels.setdefault(title, {})[name] = [(at / rounds, y) for at, y in points]
+            elif probe in ask.probes:
+                why = "was not measured" if instruments.are_there() else instruments.MISSING
+                notes.append(f"hole: {title} of {name}: {why}")
+    drawn = (pictures.over_rounds(panels, bench.folder / f"{item.name}.png"),) if panels else ()
+    return Sheet(item.name, item.shows, notes=tuple(notes), pictures=drawn)
+
+
+def ablation(item: Item, bench: Bench) -> Sheet:
+    """Figure 4: the mean over a data set's splits; the paper has no numbers for it."""
+    ratios = tuple(dict.fromkeys(ratio for values in RATIOS.values() for ratio in values))
+    panels: dict[str, tuple[pictures.Curve, float | None]] = {}
+    rows = {}
+    for data in dict.fromkeys(ask.data for ask in item.asks):
+        mine = [ask for ask in item.asks if ask.data == data]
+
+        def mean(asks: list[Ask]) -> float | None:
+            found = [value.mean for ask in asks if (value := bench.results.accuracy(ask)) is not None]
+            return fmean(found) if found and len(found) == len(asks) else None
+
+        base = mean([ask for ask in mine if ask.method == "fedavg"])
+        points = {ratio: mean([ask for ask in mine if ask.ratio == ratio]) for ratio in RATIOS[data]}
+        curve = [(ratio, value) for ratio, value in points.items() if value is not None]
+        if curve:
+            panels[data] = (curve, base)
+        hole = "" if curve else bench.results.hole(mine[0])
+        cells = [Cell(points.get(ratio), hole=hole if ratio in points else "") for ratio in ratios]
+        rows[data] = (Cell(base, hole=hole), *cells)
+    columns = ("fedavg", *(f"rho/lr {ratio:g}" for ratio in ratios))
+    drawn = (pictures.ablation(panels, bench.folder / f"{item.name}.png"),) if panels else ()
+    notes = ("rho/lr: the paper's values are not printed; decades around the recommended ones are taken",)
+    blocks = (Block("accuracy of fedlesam-s, mean over the splits, last round", columns, rows),) if rows else ()
+    return Sheet(item.name, item.shows, blocks, notes, drawn)
+
+
+def heat(item: Item, bench: Bench) -> Sheet:
+    """Figure 5: the splits themselves, of seed 0; nothing is trained."""
+    panels, notes = {}, []
+    for data in ("cifar10", "cifar100"):
+        for clients, active in SETTINGS.values():
+            for split in ("dirichlet-0.6", "dirichlet-0.1"):
+                ask = Ask("fedavg", data, split, clients, active)
+                config = settle(ask, bench.results.scale, 0, bench.data_dir, 1)
+                if not bench.only.keeps(ask) or isinstance(config, str):
+                    continue
+                try:
+                    found = load_data(config)
+                except ValueError as error:
+                    notes.append(f"hole: {ask.column}, {clients} clients: {error}")
+                    continue
+                dealt = make_split(config.split, found, config.clients, config.seed)
+                labels = found.train.y.numpy()
+                title = f"{config.data}, {config.clients} clients, {split.replace('dirichlet-', 'beta ')}"
+                title += f" (for {data})" if config.data != data else ""
+                panels[title] = dealt.class_counts(labels, len(found.classes))
+    drawn = (pictures.heat_maps(panels, bench.folder / f"{item.name}.png"),) if panels else ()
+    return Sheet(item.name, item.shows, notes=tuple(notes), pictures=drawn)
+
+
+def theory(item: Item, bench: Bench) -> Sheet:
+    """Theorem 2: its bound beside what was measured. Theorem 1 bounds with constants no problem here has."""
+    notes = ("Theorem 1 is not checked: its proof and its statement disagree (docs/errata.md, 13)",)
+    found = instruments.theory()
+    if isinstance(found, str):
+        return Sheet(item.name, item.shows, notes=(f"hole: {found}", *notes))
+    columns = ("bias, median", "bias, largest", "mean square", "bound", "norm within", "square within")
+    rows: Mapping[str, tuple[Cell, ...]] = {
+        f"L lr = {step['step']:g}": (
+            *(Cell(float(step[key])) for key in ("bias_median", "bias_max", "mean_square", "bound")),
+            Cell(f"{step['norms_within']} of {step['measured']}"),
+            Cell(f"{step['squares_within']} of {step['measured']}"),
+        )
+        for step in found["steps"]
+    }
+    return Sheet(item.name, item.shows, (Block("", columns, rows, None),), notes)
+
+
+def _cell(ours: Number | None, paper: float | str, paper_spread: float | None, hole: str) -> Cell:
+    if ours is None:
+        return Cell(None, None, paper, paper_spread, hole=hole or "nothing was evaluated")
+    return Cell(ours.mean, ours.spread, paper, paper_spread)
+
+
+MAKERS: dict[str, Callable[[Item, Bench], Sheet]] = {
+    "accuracy": accuracy,
+    "gain": gain,
+    "target": target,
+    "clock": clock,
+    "cost": cost,
+    "methods": methods,
+    "data": data_sets,
+    "surface": surface,
+    "drift": drift,
+    "ablation": ablation,
+    "heat": heat,
+    "theory": theory,
+}

@@ -1,0 +1,140 @@
+"""A sheet as Markdown, LaTeX, CSV, and as part of a page."""
+
+import csv
+import html
+import io
+from collections.abc import Iterable
+from pathlib import Path
+
+from fedlesam.experiments.sheet import Block, Cell, Sheet, Value
+
+LEGEND = (
+    "A cell is ours / the paper's (difference): = the same, or within two deviations; ↑ ↓ ours is higher or lower; "
+    "— a hole, explained below the table."
+)
+
+
+def markdown(sheet: Sheet) -> str:
+    lines = [f"## {sheet.name}: {sheet.title}", ""]
+    if any(cell.paper is not None for block in sheet.blocks for _, _, cell in block.cells()):
+        lines += [LEGEND, ""]
+    for block in sheet.blocks:
+        if block.title:
+            lines += [f"**{block.title}**", ""]
+        table = _rows(block)
+        lines += [_line(table[0]), _line(["---"] * len(table[0])), *map(_line, table[1:]), ""]
+    lines += [f"![{picture.stem}]({picture.name})\n" for picture in sheet.pictures]
+    lines += [f"- {note}" for note in _notes(sheet)]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def latex(sheet: Sheet) -> str:
+    """One table environment a part; needs no package."""
+    lines = [f"% {sheet.name}: {sheet.title}"]
+    for block in sheet.blocks:
+        table = [[_tex(cell) for cell in row] for row in _rows(block)]
+        lines += [
+            r"\begin{table}",
+            rf"\caption{{{_tex(f'{sheet.title}. {block.title}')}}}",
+            rf"\begin{{tabular}}{{l{'c' * len(block.columns)}}}",
+            r"\hline",
+            " & ".join(table[0]) + r" \\",
+            r"\hline",
+            *(" & ".join(row) + r" \\" for row in table[1:]),
+            r"\hline",
+            r"\end{tabular}",
+            r"\end{table}",
+        ]
+    lines += [f"% {note}" for note in _notes(sheet)]
+    return "\n".join(lines) + "\n"
+
+
+def table_csv(sheet: Sheet) -> str:
+    """A line a cell, for further computation."""
+    out = io.StringIO()
+    write = csv.writer(out, lineterminator="\n")
+    head = ["item", "part", "row", "column", "ours", "ours_std", "paper", "paper_std", "difference", "mark", "hole"]
+    write.writerow(head)
+    for block in sheet.blocks:
+        for row, column, cell in block.cells():
+            figures = [cell.ours, cell.spread, cell.paper, cell.paper_spread, cell.difference, cell.mark, cell.hole]
+            write.writerow([sheet.name, block.title, row, column, *map(_plain, figures)])
+    return out.getvalue()
+
+
+def page(title: str, sheets: Iterable[Sheet], folder: Path) -> str:
+    """One file that needs no other; pictures are embedded. `folder` is where they lie."""
+    parts = [f"<h1>{html.escape(title)}</h1>", f"<p>{html.escape(LEGEND)}</p>"]
+    for sheet in sheets:
+        parts.append(f'<section id="{sheet.name}"><h2>{html.escape(f"{sheet.name}: {sheet.title}")}</h2>')
+        for block in sheet.blocks:
+            head, *rows = _rows(block)
+            parts.append(f"<h3>{html.escape(block.title)}</h3><table><tr>{_cells('th', head)}</tr>")
+            parts += [f"<tr>{_cells('td', row)}</tr>" for row in rows]
+            parts.append("</table>")
+        for picture in sheet.pictures:
+            parts.append(f'<img alt="{html.escape(picture.stem)}" src="{_embedded(folder / picture.name)}">')
+        parts.append("<ul>" + "".join(f"<li>{html.escape(note)}</li>" for note in _notes(sheet)) + "</ul></section>")
+    style = (
+        "body{font:15px/1.5 sans-serif;max-width:75em;margin:2em auto;padding:0 1em}table{border-collapse:collapse}"
+        "td,th{padding:.2em .7em;border-bottom:1px solid #ddd;text-align:right;white-space:nowrap}"
+        "td:first-child,th:first-child{text-align:left}img{max-width:100%}section{overflow-x:auto}"
+    )
+    about = f'<meta charset="utf-8"><title>{html.escape(title)}</title><style>{style}</style>'
+    return f'<!doctype html>\n<html lang="en"><head>{about}</head><body>\n' + "\n".join(parts) + "\n</body></html>\n"
+
+
+def _rows(block: Block) -> list[list[str]]:
+    rows = [["", *block.columns]]
+    rows += [[name, *(shown(cell, block.places) for cell in cells)] for name, cells in block.rows.items()]
+    if block.ranked:
+        taus = block.taus().values()
+        rows.append(["Kendall's tau", *("—" if tau is None else f"{tau:+.2f}" for tau in taus)])
+    return rows
+
+
+def shown(cell: Cell, places: int | None) -> str:
+    ours = "—" if cell.ours is None else _text(cell.ours, places)
+    if cell.spread is not None:
+        ours += f" ± {_text(cell.spread, places)}"
+    if cell.paper is None:
+        return ours
+    paper = _text(cell.paper, places)
+    if cell.difference is None:
+        return f"{ours} / {paper}" + (f" ({cell.mark})" if cell.mark else "")
+    sign = "" if cell.difference < 0 else "+"
+    change = "=" if cell.mark == "=" else f"{cell.mark} {sign}{_text(cell.difference, places)}"
+    return f"{ours} / {paper} ({change})"
+
+
+def _notes(sheet: Sheet) -> list[str]:
+    holes = [f"hole, {count} cell{'s' if count > 1 else ''}: {why}" for why, count in sheet.holes().items()]
+    return [*holes, *sheet.notes]
+
+
+def _text(value: Value, places: int | None) -> str:
+    return value if isinstance(value, str) else f"{value:.4g}" if places is None else f"{value:,.{places}f}"
+
+
+def _plain(value: Value | None) -> str:
+    return "" if value is None else value if isinstance(value, str) else f"{value:.6g}"
+
+
+def _line(cells: list[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def _cells(tag: str, cells: list[str]) -> str:
+    return "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in cells)
+
+
+def _tex(text: str) -> str:
+    plain = "".join(f"\\{letter}" if letter in "%&#_$" else letter for letter in text)
+    signs = {"±": r"$\pm$", "↑": r"$\uparrow$", "↓": r"$\downarrow$", "≠": r"$\neq$", "—": "--"}
+    return "".join(signs.get(letter, letter) for letter in plain)
+
+
+def _embedded(picture: Path) -> str:
+    import base64
+
+    return f"data:image/png;base64,{base64.b64encode(picture.read_bytes()).decode()}"
