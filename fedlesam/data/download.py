@@ -69,7 +69,7 @@ def _known(name: str) -> Official:
     if name in EMBEDDED:
         raise ValueError(f"{name}: is embedded, there is nothing to fetch")
     if name.partition(":")[0] in DOMAIN_SETS:
-        raise ValueError(f"{name}: get it from its publishers, they ask for it, and name its folder with --data-dir")
+        raise ValueError(f"{name}: is not downloaded; get it from its publishers and name its folder with --data-dir")
     if ":" in name:
         raise ValueError(f"{name}: is your own data, there is nothing to fetch; known are {', '.join(OFFICIAL)}")
     if name not in OFFICIAL:
