@@ -85,7 +85,7 @@ def build(
         algorithm,
         local,
         active=config.active,
-        test=data.test_shard(),
+        test=data.test_shard() if split.test is None else data.shard(torch.from_numpy(split.test)),
         seed=config.seed,
         threads=config.threads,
         weighting=config.weighting,  # type: ignore[arg-type]

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fedlesam.data.domain_sets import is_domains
 from fedlesam.names import one_line, unknown
 
 Value = int | float | str | bool
@@ -136,7 +137,9 @@ class RunConfig:
     epochs: int | str | None = option(
         None, LOCAL, epoch_range, "local epochs, or a range 1-5 (default: 5; cifar100: 2)"
     )
-    batch_size: int | None = option(None, LOCAL, whole, "samples per step (default: 50; digits: 10, cifar100: 20)")
+    batch_size: int | None = option(
+        None, LOCAL, whole, "samples per step (default: 50; digits: 10, cifar100: 20, domains: 32)"
+    )
     weight_decay: float = option(1e-3, LOCAL, number, "pull of the weights to zero")
     clip: float = option(10.0, LOCAL, number, "largest gradient norm; 0 never clips")
     clip_scope: str = option(
@@ -183,10 +186,11 @@ PROTOCOL: dict[str, dict[str, Value]] = {
     "digits": {"clients": 40, "epochs": 5, "batch_size": 10},
     "cifar10": {"clients": 100, "epochs": 5, "batch_size": 50},
     "cifar100": {"clients": 100, "epochs": 2, "batch_size": 20},
+    "domains": {"epochs": 5, "batch_size": 32},
 }
-"""Defaults by data set; CIFAR's are the paper's. Other data sets take cifar10's."""
+"""Defaults by data set; CIFAR's and those of data with domains are the paper's. Other data sets take cifar10's."""
 
-OWN_CLIENTS = ("pooled", "by", "file")
+OWN_CLIENTS = ("pooled", "leave-out", "by", "file")
 """Splits that bring their own number of clients."""
 
 NO_MATTER = ("data_dir", "workers", "memory", "store", "checkpoint_every", "keep", "probe")
@@ -274,9 +278,10 @@ def _line(source: str, key: str) -> str:
 
 def settle_data(config: RunConfig) -> RunConfig:
     """What follows from the data set and the split, where it was not said."""
-    settled = dict(PROTOCOL.get(config.data, PROTOCOL["cifar10"]))
+    name = "domains" if is_domains(config.data) else config.data
+    settled = dict(PROTOCOL.get(name, PROTOCOL["cifar10"]))
     if config.split.partition(":")[0] in OWN_CLIENTS:
-        del settled["clients"]
+        settled.pop("clients", None)
     return dataclasses.replace(config, **{k: v for k, v in settled.items() if getattr(config, k) is None})  # type: ignore[arg-type]
 
 

@@ -59,6 +59,7 @@ def fetch_command(name: str, data_dir: Path | None, quiet: bool) -> None:
     examples=(
         "fedlesam data check cifar10 --data-dir data",
         "fedlesam data check folder:my-pictures --picture sheet.png",
+        "fedlesam data check pacs:size=96 --data-dir data",
     ),
 )
 @click.argument("name")
@@ -71,9 +72,11 @@ def fetch_command(name: str, data_dir: Path | None, quiet: bool) -> None:
 )
 def check_command(name: str, data_dir: Path | None, picture: Path | None) -> None:
     """Load a data set and say what was found: its form, files, counts per class and fingerprint."""
+    from fedlesam.cli.show import Display
     from fedlesam.data.check import check
     from fedlesam.data.contact_sheet import contact_sheet
 
-    found = check(name, data_dir)
+    with Display(quiet=False).open():
+        found = check(name, data_dir)
     click.echo("\n".join(found.lines()))
     click.echo(f"picture: {contact_sheet(found.data, picture or Path(f'{file_name(name)}-sheet.png'))}")

@@ -23,6 +23,12 @@ def command(what: str, as_json: bool) -> None:
     from fedlesam.cli.show import print_table
 
     print_table(columns, [[str(cell) for cell in row] for row in rows])
+    if what == "data":
+        from fedlesam.data.domain_sets import OPTIONS
+
+        click.echo("\nWith domains (--split leave-out:DOMAIN) these options can follow, e.g. pacs:size=96,limit=100:")
+        for name, about in OPTIONS.items():
+            click.echo(f"  {name:<7}{about}")
     if what == "algorithms":
         click.echo(
             "\npasses: backward passes per local step. down, up: model-sized vectors a client receives and sends"

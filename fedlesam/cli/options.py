@@ -74,7 +74,7 @@ def names_of(key: str) -> list[str]:
 
         return [name.removesuffix("PATH") for name in NAMES]
     known = {
-        "split": ["iid", "pooled", "dirichlet:", "dirichlet-by-class:", "pathological:", "by:", "file:"],
+        "split": ["iid", "pooled", "dirichlet:", "dirichlet-by-class:", "pathological:", "leave-out:", "by:", "file:"],
         "clip_scope": ["loss", "corrected"],
         "engine": ["plain", "stacked"],
         "precision": ["fp32", "bf16"],

@@ -8,7 +8,15 @@ from collections.abc import Callable, Iterator
 import click
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
 
 from fedlesam.federation import Record
@@ -25,6 +33,8 @@ class Display:
         self.quiet = quiet
         self.console = Console(stderr=True)
         self.progress: Progress | None = None
+        self.others: dict[str, TaskID] = {}
+        self.said = time.monotonic()
 
     @contextlib.contextmanager
     def open(self) -> Iterator["Display"]:
@@ -54,7 +64,7 @@ class Display:
             TextColumn("{task.description:<12}"),
             BarColumn(),
             MofNCompleteColumn(),
-            TextColumn("rounds"),
+            TextColumn("{task.fields[unit]}"),
             TextColumn("{task.fields[state]}"),
             TimeRemainingColumn(compact=True),
         )
@@ -64,7 +74,7 @@ class Display:
 
     def watch(self, name: str, rounds: int) -> Callable[[Record], None]:
         """The observer of one run."""
-        bar = self.progress.add_task(name, total=rounds, state="") if self.progress is not None else None
+        bar = self.progress.add_task(name, total=rounds, unit="rounds", state="") if self.progress is not None else None
         said = [time.monotonic()]
 
         def see(record: Record) -> None:
@@ -77,6 +87,18 @@ class Display:
                 click.echo(f"{name}  round {record.round + 1}/{rounds}  {state}", err=True)
 
         return see
+
+    def advance(self, unit: str, done: int, total: int) -> None:
+        """A bar of its own for what comes before the rounds; elsewhere a line every ten seconds."""
+        if self.progress is None:
+            if time.monotonic() - self.said > SECONDS_BETWEEN_LINES:
+                self.said = time.monotonic()
+                self.say(f"{done:,} of {total:,} {unit}")
+            return
+        bar = self.others.get(unit)
+        if bar is None:
+            bar = self.others[unit] = self.progress.add_task("", total=total, unit=unit, state="")
+        self.progress.update(bar, completed=done, total=total)
 
     def say(self, text: str) -> None:
         if not self.quiet:
@@ -91,7 +113,9 @@ class Spoken(logging.Handler):
         self.display = display
 
     def emit(self, record: logging.LogRecord) -> None:
-        if record.levelno >= logging.WARNING:
+        if hasattr(record, "total"):
+            self.display.advance(record.unit, record.done, record.total)  # type: ignore[attr-defined]
+        elif record.levelno >= logging.WARNING:
             self.display.console.print(f"warning: {record.getMessage()}", markup=False, highlight=False, soft_wrap=True)
         else:
             self.display.say(record.getMessage())

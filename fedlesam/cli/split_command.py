@@ -44,11 +44,13 @@ def command(config_file: Path | None, save: Path | None, picture: Path | None, a
     config = gather(config_file, [], flags)
 
     from fedlesam.build import load_data
+    from fedlesam.cli.show import Display
     from fedlesam.data.split_names import make_split, save_split
     from fedlesam.report.pictures import split_heat_map
 
     config = configs.settle_data(config)
-    data = load_data(config)
+    with Display(quiet=as_json).open():
+        data = load_data(config)
     split = make_split(config.split, data, config.clients, config.seed)
     labels = data.train.y.numpy()
     counts = split.class_counts(labels, len(data.classes))
@@ -64,6 +66,7 @@ def command(config_file: Path | None, save: Path | None, picture: Path | None, a
         "samples per client": f"{sizes.min()} to {sizes.max()}, mean {sizes.mean():.1f}",
         "classes per client": f"{held.min()} to {held.max()}, mean {held.mean():.1f}",
         "repeated samples": split.repeats,
+        **({"samples left out for the test": len(split.test)} if split.test is not None else {}),
         "samples not used": split.dropped,
         "deviation from the drawn proportions": "none were drawn" if deviation is None else f"{deviation:.3f}",
         "hash": split.hash,

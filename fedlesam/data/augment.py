@@ -1,4 +1,4 @@
-"""The paper's augmentation, for a whole batch at once."""
+"""Augmentation for a whole batch at once."""
 
 import torch
 from torch import Tensor
@@ -10,7 +10,7 @@ PAD = 4
 def flip_and_crop(x: Tensor, draw: torch.Generator, pad: int = PAD) -> Tensor:
     """Mirror each image with p .5; then, with p .5, cut it at a random place out of itself with a border of zeros.
 
-    For normalised images, whose zero is the mean colour.
+    The paper's augmentation of CIFAR. For normalised images, whose zero is the mean colour.
     """
     count, channels, height, width = x.shape
     flip = torch.rand(count, generator=draw, device=draw.device) < 0.5
@@ -24,3 +24,9 @@ def flip_and_crop(x: Tensor, draw: torch.Generator, pad: int = PAD) -> Tensor:
     padded = functional.pad(x, (pad, pad, pad, pad)).flatten(2)
     chosen = places.to(x.device).flatten(1)[:, None].expand(-1, channels, -1)
     return padded.gather(2, chosen).view(count, channels, height, width)
+
+
+def flip(x: Tensor, draw: torch.Generator) -> Tensor:
+    """Mirror each image with p .5."""
+    mirrored = torch.rand(len(x), generator=draw, device=draw.device) < 0.5
+    return torch.where(mirrored.to(x.device)[:, None, None, None], x.flip(3), x)

@@ -24,6 +24,15 @@ class Loadable(Protocol):
     def labels(self) -> Tensor: ...
 
 
+@runtime_checkable
+class Streamed(Loadable, Protocol):
+    """A Loadable that can also give a batch alone, and does if it is large."""
+
+    @property
+    def streams(self) -> bool: ...
+    def batch(self, chosen: Tensor | slice) -> Batch: ...
+
+
 ClientData = Batch | Dataset[Any] | Loadable
 """What a user may give as one client: a pair (x, y), a torch Dataset of such samples, or a Loadable."""
 
@@ -94,7 +103,8 @@ class Batches:
     """Fetches batches of one client: by one indexing where its samples are tensors, else sample by sample."""
 
     def __init__(self, data: ClientData, device: torch.device) -> None:
-        self.tensors = as_tensors(data)
+        self.streamed = data if isinstance(data, Streamed) and data.streams else None
+        self.tensors = as_tensors(data) if self.streamed is None else None
         self.samples: Any = data
         self.device = device
 
@@ -105,6 +115,8 @@ class Batches:
         """`seed` is for a Dataset that draws random numbers while it makes a sample."""
         if self.tensors is not None:
             x, y = self.tensors[0][indices], self.tensors[1][indices]
+        elif self.streamed is not None:
+            x, y = self.streamed.batch(indices)
         else:
             seeds.reseed_everything(seed, self.device)
             chosen = range(len(self)) if isinstance(indices, slice) else indices.tolist()

@@ -31,7 +31,7 @@ STALE = 24 * 3600
 _told: set[str] = set()
 
 
-class _Damaged(Exception):
+class Damaged(Exception):
     pass
 
 
@@ -65,9 +65,9 @@ def prepare(source: Source) -> Prepared:
         found = _open(folder, digest)
         if found is not None:
             return found
-    except _Damaged as problem:
+    except Damaged as problem:
         log.warning("the cached data in %s is damaged (%s); it is rebuilt from %s", folder, problem, source.root)
-        _discard(folder)
+        discard(folder)
     arrays = source.decode()
     if source.digest() != digest:
         raise ValueError(f"{source.root}: its files changed while they were read; wait until they are complete")
@@ -101,35 +101,35 @@ def _blocks(x: Pixels, rows: int = 1000) -> list[Pixels]:
 
 
 def _open(folder: Path, digest: str, verify: bool = True) -> Prepared | None:
-    """The entry, None if there is none; _Damaged if it is not what was written."""
+    """The entry, None if there is none; Damaged if it is not what was written."""
     try:
         check, _, text = (folder / "entry").read_text("utf-8").partition("\n")
     except (FileNotFoundError, NotADirectoryError):
         return None
     except PermissionError as error:
-        _tell_once(f"cannot read the cache {folder.parent} ({error.strerror}); data is kept in memory")
+        tell_once(f"cannot read the cache {folder.parent} ({error.strerror}); data is kept in memory")
         return None
     except (OSError, UnicodeDecodeError) as error:
-        raise _Damaged(error) from error
+        raise Damaged(error) from error
     if hashlib.sha256(text.encode()).hexdigest() != check:
-        raise _Damaged("its description does not match its checksum")
+        raise Damaged("its description does not match its checksum")
     entry: dict[str, Any] = json.loads(text)
-    parts = {name: _map(folder / f"{name}.bin", *described) for name, described in entry["arrays"].items()}
+    parts = {name: mapped_array(folder / f"{name}.bin", *described) for name, described in entry["arrays"].items()}
     arrays = Arrays(**parts, classes=tuple(entry["classes"]))
     if verify and (entry["source"] != digest or fingerprint(arrays) != entry["fingerprint"]):
-        raise _Damaged("its arrays do not match their checksum")
+        raise Damaged("its arrays do not match their checksum")
     return Prepared(arrays, tuple(entry["mean"]), tuple(entry["std"]), entry["fingerprint"], digest, cached=True)
 
 
-def _map(path: Path, dtype: str, shape: list[int]) -> npt.NDArray[Any]:
+def mapped_array(path: Path, dtype: str, shape: list[int]) -> npt.NDArray[Any]:
     """Copy on write: what a user changes in memory never reaches the file."""
     size = int(np.prod(shape)) * np.dtype(dtype).itemsize
     try:
         if path.stat().st_size != size:
-            raise _Damaged(f"{path.name} has {path.stat().st_size:,} bytes instead of {size:,}")
+            raise Damaged(f"{path.name} has {path.stat().st_size:,} bytes instead of {size:,}")
         return np.memmap(path, dtype, mode="c", shape=tuple(shape))
     except OSError as error:
-        raise _Damaged(f"{path.name}: {error.strerror}") from error
+        raise Damaged(f"{path.name}: {error.strerror}") from error
 
 
 def _store(folder: Path, fresh: Prepared) -> Prepared:
@@ -146,7 +146,7 @@ def _store(folder: Path, fresh: Prepared) -> Prepared:
     text = json.dumps(entry)
     try:
         beside.mkdir(parents=True)
-        _sweep(folder.parent)
+        sweep(folder.parent)
         for name, array in fresh.arrays.named().items():
             np.ascontiguousarray(array).tofile(beside / f"{name}.bin")
         (beside / "entry").write_text(f"{hashlib.sha256(text.encode()).hexdigest()}\n{text}", "utf-8")
@@ -157,13 +157,13 @@ def _store(folder: Path, fresh: Prepared) -> Prepared:
                 raise
         mapped = _open(folder, fresh.source)
     except OSError as error:
-        _tell_once(
+        tell_once(
             f"cannot write the cache {folder.parent} ({error.strerror or error}); data is kept in memory and decoded "
             "anew each time; set FEDLESAM_CACHE to a folder that can be written"
         )
         return fresh
-    except _Damaged as problem:
-        _tell_once(f"the cache {folder.parent} does not keep what is written to it ({problem}); data is kept in memory")
+    except Damaged as problem:
+        tell_once(f"the cache {folder.parent} does not keep what is written to it ({problem}); data is kept in memory")
         return fresh
     finally:
         shutil.rmtree(beside, ignore_errors=True)
@@ -174,7 +174,7 @@ def _store(folder: Path, fresh: Prepared) -> Prepared:
     )
 
 
-def _discard(folder: Path) -> None:
+def discard(folder: Path) -> None:
     """Moved aside first, so that no other process meets half of it."""
     aside = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}")
     try:
@@ -184,7 +184,7 @@ def _discard(folder: Path) -> None:
     shutil.rmtree(aside, ignore_errors=True)
 
 
-def _sweep(parent: Path) -> None:
+def sweep(parent: Path) -> None:
     for path in parent.glob(".*"):
         try:
             if time.time() - path.stat().st_mtime > STALE:
@@ -193,7 +193,7 @@ def _sweep(parent: Path) -> None:
             continue
 
 
-def _tell_once(message: str) -> None:
+def tell_once(message: str) -> None:
     if message not in _told:
         _told.add(message)
         log.warning("%s", message)

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fedlesam.data.domain_sets import DOMAIN_SETS, PATTERN, is_domains
 from fedlesam.data.official import OFFICIAL
 from fedlesam.names import unknown
 
@@ -14,11 +15,17 @@ if TYPE_CHECKING:
 EMBEDDED = {"digits": "1,797 handwritten digits, 8 x 8; embedded, no download"}
 
 PATTERNS = {
+    PATTERN: "your images in PATH/DOMAIN/CLASS/, of any size; they are resized",
     "folder:PATH": "your images in PATH/train/CLASS/ and PATH/test/CLASS/, all of one size",
     "module:callable": "your function that returns a DataSet, or ((x, y), (x, y)) tensors",
 }
 
-NAMES: dict[str, str] = EMBEDDED | {name: known.summary for name, known in OFFICIAL.items()} | PATTERNS
+NAMES: dict[str, str] = (
+    EMBEDDED
+    | {name: known.summary for name, known in OFFICIAL.items()}
+    | {name: known.summary for name, known in DOMAIN_SETS.items()}
+    | PATTERNS
+)
 """What can be typed after --data, with a line on each."""
 
 
@@ -28,10 +35,13 @@ def load(name: str, data_dir: Path | None = None) -> "DataSet":
     Without `data_dir` the folder ./data and the system's data set packages are looked at.
     """
     from fedlesam.data.digits import load_digits
+    from fedlesam.data.domains import load_domains
     from fedlesam.data.own import load_own
 
     if name in EMBEDDED:
         return load_digits()
+    if is_domains(name):
+        return load_domains(name, data_dir)
     if is_own(name):
         return load_own(name)
     return from_source(name, source_of(name, data_dir))
@@ -39,7 +49,7 @@ def load(name: str, data_dir: Path | None = None) -> "DataSet":
 
 def is_own(name: str) -> bool:
     """Whether it is `module:callable`."""
-    return ":" in name and not name.startswith("folder:")
+    return ":" in name and not name.startswith("folder:") and not is_domains(name)
 
 
 def source_of(name: str, data_dir: Path | None) -> "Source":

@@ -4,12 +4,17 @@ import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from fedlesam.data.archive import plain_bytes
 from fedlesam.data.catalogue import EMBEDDED, from_source, is_own, load, source_of
-from fedlesam.data.dataset import DataSet
+from fedlesam.data.dataset import DataSet, Domains
+from fedlesam.data.domain_sets import is_domains, parse
+from fedlesam.data.domains import from_listed
 from fedlesam.data.find import alternatives
+from fedlesam.data.formats import domains
 from fedlesam.data.official import OFFICIAL, Official
-from fedlesam.data.source import Source, file_digest
+from fedlesam.data.source import Source, file_digest, files_digest
 
 SHOWN = 8
 """Files and classes in the text; the fields have them all."""
@@ -39,40 +44,54 @@ class Check:
     def lines(self) -> list[str]:
         """For a terminal."""
         channels, height, width = self.data.shape
+        parts = self.data.domains
+        images = f"{len(self.data.train):,} training and {len(self.data.test):,} test images"
+        if parts is not None:
+            images = f"{len(self.data.train):,} images of {len(parts.names)} domains"
         lines = [
-            f"{self.data.name}: {len(self.data.train):,} training and {len(self.data.test):,} test images, "
-            f"{len(self.data.classes)} classes, {channels} x {height} x {width}",
+            f"{self.data.name}: {images}, {len(self.data.classes)} classes, {channels} x {height} x {width}",
             f"form: {self.form}" + (f" (also there: {', '.join(self.passed_over)})" if self.passed_over else ""),
         ]
         verdict = {True: ", checksum official", False: ", checksum not the official file's", None: ""}
         lines += [f"file: {file.path} ({file.size:,} bytes{verdict[file.official]})" for file in self.files[:SHOWN]]
         lines += [f"and {len(self.files) - SHOWN:,} more files"] if len(self.files) > SHOWN else []
         lines += [f"fingerprint: {self.data.fingerprint}"]
+        if parts is not None:
+            return lines + self._by_domain(parts)
         rows = list(zip(self.data.classes, self.train_counts, self.test_counts, strict=True))
         if len({row[1:] for row in rows}) == 1:
             return [*lines, f"every class: {rows[0][1]:,} training, {rows[0][2]:,} test images"]
         return lines + [f"class {name}: {train:,} training, {test:,} test images" for name, train, test in rows]
 
+    def _by_domain(self, parts: Domains) -> list[str]:
+        lines = []
+        for number, name in enumerate(parts.names):
+            counts = np.bincount(self.data.train.y.numpy()[parts.of == number], minlength=len(self.data.classes))
+            lines.append(f"domain {name}: {counts.sum():,} images, {counts.min():,} to {counts.max():,} of a class")
+        return lines
+
 
 def check(name: str, data_dir: Path | None = None) -> Check:
     """Load a data set and say what it is."""
     if name in EMBEDDED or is_own(name):
-        return _report(load(name), "embedded" if name in EMBEDDED else "python callable", None, ())
+        return _report(load(name), "embedded" if name in EMBEDDED else "python callable", (), "", ())
+    if is_domains(name):
+        listed = domains.find(parse(name), data_dir)
+        data = from_listed(name, listed, parse(name).size)
+        return _report(data, listed.form, listed.files, files_digest(listed.root, listed.files), ())
     source = source_of(name, data_dir)
     others: list[Source] = []
     if name in OFFICIAL:
         others = alternatives(OFFICIAL[name], data_dir)[1:]
     where = tuple(f"{other.form} in {other.root}" for other in others)
-    return _report(from_source(name, source), source.form, source, where)
+    return _report(from_source(name, source), source.form, source.files, source.digest(), where)
 
 
-def _report(data: DataSet, form: str, source: Source | None, passed_over: tuple[str, ...]) -> Check:
+def _report(data: DataSet, form: str, paths: tuple[Path, ...], digest: str, passed_over: tuple[str, ...]) -> Check:
     counts = [tuple(part.y.bincount(minlength=len(data.classes)).tolist()) for part in (data.train, data.test)]
     known = OFFICIAL.get(data.name)
-    files = tuple(
-        FoundFile(path, path.stat().st_size, _official(path, known)) for path in (source.files if source else ())
-    )
-    return Check(data, form, files, passed_over, source.digest() if source else "", counts[0], counts[1])
+    files = tuple(FoundFile(path, path.stat().st_size, _official(path, known)) for path in paths)
+    return Check(data, form, files, passed_over, digest, counts[0], counts[1])
 
 
 def _official(path: Path, known: Official | None) -> bool | None:

@@ -2,10 +2,16 @@
 
 from dataclasses import dataclass, field
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from fedlesam.data.batches import Augment, Batch
+from fedlesam.data.source import Labels
+
+STREAMED = 2**26
+"""Values of a client, 256 MB as float32, above which its batches are gathered and normalised one by one."""
 
 
 @dataclass(frozen=True)
@@ -19,6 +25,17 @@ class Images:
 
     def __len__(self) -> int:
         return len(self.y)
+
+
+@dataclass(frozen=True)
+class Domains:
+    """Of the training images."""
+
+    names: tuple[str, ...]
+    of: Labels
+    """The number of each image's domain."""
+    test: npt.NDArray[np.bool_] | None = None
+    """The images of the publishers' test lists, where a split is to follow them."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +53,8 @@ class DataSet:
     """For training only, on normalised batches; the protocol of the paper where it has one."""
     fingerprint: str = ""
     """Of the samples: two data sets with the same one hold the same samples in the same order, however stored."""
+    domains: Domains | None = field(default=None, compare=False)
+    """With domains there is no test set: a split leaves one of them out for the test."""
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -70,5 +89,15 @@ class Shard:
     def labels(self) -> Tensor:
         return self.images.y[self.indices]
 
+    @property
+    def streams(self) -> bool:
+        """Whether it is too large to be held as a whole."""
+        return len(self) * self.images.x[0].numel() > STREAMED
+
+    def batch(self, chosen: Tensor | slice) -> Batch:
+        """Some of its samples, by their place in it; the same bits as `tensors` has there."""
+        indices = self.indices[chosen]
+        return self.data.normalise(self.images.x[indices]), self.images.y[indices]
+
     def tensors(self) -> Batch:
-        return self.data.normalise(self.images.x[self.indices]), self.labels()
+        return self.batch(slice(None))

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import IO
 
 from fedlesam.data.catalogue import EMBEDDED
+from fedlesam.data.domain_sets import DOMAIN_SETS
 from fedlesam.data.find import DEFAULT_DIR
 from fedlesam.data.official import OFFICIAL, Official
 from fedlesam.data.source import file_digest
@@ -67,6 +68,8 @@ def target_folder(known: Official, data_dir: Path | None) -> Path:
 def _known(name: str) -> Official:
     if name in EMBEDDED:
         raise ValueError(f"{name}: is embedded, there is nothing to fetch")
+    if name.partition(":")[0] in DOMAIN_SETS:
+        raise ValueError(f"{name}: is not downloaded; get it from its publishers and name its folder with --data-dir")
     if ":" in name:
         raise ValueError(f"{name}: is your own data, there is nothing to fetch; known are {', '.join(OFFICIAL)}")
     if name not in OFFICIAL:

@@ -1,7 +1,7 @@
 """Where a data set lies on disk, and the arrays that its files decode to."""
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,10 +43,14 @@ class Source:
 
     def digest(self) -> str:
         """Of the names and the contents of all files. Always read, so that a changed file is never overlooked."""
-        total = hashlib.sha256()
-        for path in self.files:
-            total.update(f"{path.relative_to(self.root).as_posix()}\0{file_digest(path, 'sha256')}\n".encode())
-        return total.hexdigest()
+        return files_digest(self.root, self.files)
+
+
+def files_digest(root: Path, files: Iterable[Path]) -> str:
+    total = hashlib.sha256()
+    for path in files:
+        total.update(f"{path.relative_to(root).as_posix()}\0{file_digest(path, 'sha256')}\n".encode())
+    return total.hexdigest()
 
 
 def file_digest(path: Path, algorithm: str) -> str:

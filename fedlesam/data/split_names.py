@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 from fedlesam import seeds
 from fedlesam.data import splits
 from fedlesam.data.dataset import DataSet
+from fedlesam.data.domain_sets import DOMAIN_SETS, plain
 from fedlesam.data.splits import Indices, Split
 from fedlesam.names import imported, is_path, one_line, unknown
 
@@ -21,6 +22,7 @@ SCHEMES = {
     "dirichlet:B[,repeat]": "equal sizes, class proportions drawn from Dirichlet(B); the smaller B, the more skewed",
     "dirichlet-by-class:B": "unequal sizes, each class divided over the clients by Dirichlet(B)",
     "pathological:A[,repeat]": "every client has exactly A classes, equal sizes",
+    "leave-out:DOMAIN[,M]": "test on one domain, train on the others, each divided over M clients (1)",
     "by:FILE": "a client id per training sample (text: one a line; .csv: the last column; .npy): natural partitions",
     "file:PATH": "a split saved by `fedlesam split --save PATH`",
     "MODULE:CALLABLE": "your own: callable(labels, clients, seed) -> a list of sample numbers per client",
@@ -28,9 +30,21 @@ SCHEMES = {
 
 
 def make_split(spec: str, data: DataSet, clients: int | None, seed: int) -> Split:
-    """`clients` None takes the scheme's own number where it has one (pooled, by, file)."""
+    """`clients` None takes the scheme's own number where it has one (pooled, leave-out, by, file)."""
+    split = _make(spec, data, clients, seed)
+    if data.domains is not None and split.test is None:
+        raise ValueError(
+            f"split {spec}: {data.name} has domains, of which one is to be left out for the test: "
+            f"leave-out:DOMAIN with one of {', '.join(data.domains.names)}"
+        )
+    return split
+
+
+def _make(spec: str, data: DataSet, clients: int | None, seed: int) -> Split:
     labels = data.train.y.numpy()
     name, _, argument = spec.partition(":")
+    if name == "leave-out":
+        return _same_number(_leave_out(spec, argument, data, seed), clients)
     if name == "by":
         return _same_number(_by_file(Path(argument), len(labels)), clients)
     if name == "file":
@@ -55,6 +69,19 @@ def make_split(spec: str, data: DataSet, clients: int | None, seed: int) -> Spli
     if is_path(spec):
         return splits.own(labels, wanted, seed, imported("split", spec), spec)
     raise unknown("split", spec, SCHEMES)
+
+
+def _leave_out(spec: str, argument: str, data: DataSet, seed: int) -> Split:
+    if data.domains is None:
+        raise ValueError(f"split {spec}: {data.name} has no domains; domains:PATH and {', '.join(DOMAIN_SETS)} have")
+    domain, comma, count = argument.partition(",")
+    numbers = {plain(name): number for number, name in enumerate(data.domains.names)}
+    if plain(domain) not in numbers:
+        raise unknown(f"domain of {data.name}", domain, data.domains.names)
+    if comma and not (count.isdecimal() and int(count)):
+        raise ValueError(f"split {spec}: after the comma the clients of each domain are expected, e.g. {domain},10")
+    draw = np.random.default_rng(seeds.derive(seed, "split"))
+    return splits.leave_out(data.domains, numbers[plain(domain)], draw, per_domain=int(count) if comma else 1)
 
 
 def _arguments(spec: str, argument: str) -> tuple[float, bool]:
@@ -102,6 +129,8 @@ def save_split(split: Split, data: DataSet, path: Path) -> None:
         "indices": torch.from_numpy(np.concatenate(split.clients).astype(np.int64)),
         "class_counts": torch.from_numpy(split.class_counts(data.train.y.numpy(), len(data.classes)).astype(np.int64)),
     }
+    if split.test is not None:
+        tensors["test"] = torch.from_numpy(split.test.astype(np.int64))
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(path.name + ".part")
     save_file(tensors, beside, metadata={"split": json.dumps(about)})
@@ -115,6 +144,7 @@ def load_split(path: Path, data: DataSet) -> Split:
             about = json.loads((file.metadata() or {}).get("split", "null"))
             sizes: Indices = file.get_tensor("sizes")
             indices: Indices = file.get_tensor("indices")
+            test: Indices | None = file.get_tensor("test") if "test" in file.keys() else None  # noqa: SIM118
     except (OSError, SafetensorError, ValueError, TypeError, RecursionError) as error:
         raise ValueError(
             one_line(f"{where}: cannot be read as a saved split: {error}; make one with `fedlesam split`")
@@ -126,13 +156,15 @@ def load_split(path: Path, data: DataSet) -> Split:
         or sizes.ndim != 1
         or sizes.sum() != len(indices)
         or not len(sizes)
+        or (test is not None and (test.dtype != np.int64 or test.ndim != 1 or not len(test)))
     ):
         raise ValueError(f"{where}: is not a saved split; make one with `fedlesam split ... --save {path}`")
     if about.get("fingerprint") != data.fingerprint:
         raise ValueError(f"{where}: divides the data set {about.get('data')!r}, not this copy of {data.name!r}")
-    if sizes.min() < 1 or indices.min() < 0 or indices.max() >= len(data.train):
+    named = indices if test is None else np.concatenate([indices, test])
+    if sizes.min() < 1 or named.min() < 0 or named.max() >= len(data.train):
         raise ValueError(f"{where}: names samples outside 0 to {len(data.train) - 1} or an empty client")
-    split = Split(f"file:{path}", np.split(indices, np.cumsum(sizes)[:-1]), len(data.train))
+    split = Split(f"file:{path}", np.split(indices, np.cumsum(sizes)[:-1]), len(data.train), test=test)
     if split.hash != about.get("hash"):
         raise ValueError(f"{where}: is damaged, its checksum does not match; make it again with `fedlesam split`")
     return split

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from fedlesam.data.dataset import Domains
+
 Indices = NDArray[np.int64]
 Counts = NDArray[np.int64]
 
@@ -22,6 +24,8 @@ class Split:
     """In the training set."""
     drawn: NDArray[np.float64] | None = field(default=None, compare=False)
     """Clients x classes: the proportions drawn, where the scheme draws some."""
+    test: Indices | None = None
+    """Training samples that are the test set instead, where the scheme keeps some back for it."""
 
     @property
     def sizes(self) -> Counts:
@@ -34,8 +38,9 @@ class Split:
 
     @property
     def dropped(self) -> int:
-        """Training samples that no client has."""
-        return self.samples - len(np.unique(np.concatenate(self.clients)))
+        """Training samples that neither a client nor the test has."""
+        used = self.clients if self.test is None else [*self.clients, self.test]
+        return self.samples - len(np.unique(np.concatenate(used)))
 
     def class_counts(self, labels: Indices, classes: int) -> Counts:
         return np.stack([np.bincount(labels[client], minlength=classes) for client in self.clients])
@@ -51,6 +56,8 @@ class Split:
     def hash(self) -> str:
         digest = hashlib.sha256(self.sizes.astype("<i8").tobytes())
         digest.update(np.concatenate(self.clients).astype("<i8").tobytes())
+        if self.test is not None:
+            digest.update(b"test" + self.test.astype("<i8").tobytes())
         return digest.hexdigest()
 
 
@@ -147,6 +154,28 @@ def by_owner(owners: Sequence[object], scheme: str) -> Split:
     names, owner = np.unique(np.asarray(owners), return_inverse=True)
     order = np.argsort(owner, kind="stable")
     return Split(scheme, np.split(order, np.cumsum(np.bincount(owner, minlength=len(names)))[:-1]), len(owner))
+
+
+def leave_out(domains: Domains, target: int, draw: np.random.Generator, *, per_domain: int = 1) -> Split:
+    """Test on the domain `target`, train on the others, each divided at random over `per_domain` equal clients.
+
+    Where the data set follows its publishers' lists, the target's test list is the test, and the others' train lists
+    are trained on.
+    """
+    listed = domains.test if domains.test is not None else np.zeros(len(domains.of), bool)
+    clients: list[Indices] = []
+    for number, name in enumerate(domains.names):
+        if number != target:
+            samples = np.flatnonzero((domains.of == number) & ~listed)
+            if per_domain > len(samples):
+                raise ValueError(f"{per_domain} clients are more than the {len(samples)} images of the domain {name}")
+            order = draw.permutation(samples) if per_domain > 1 else samples
+            clients += [np.sort(part) for part in np.array_split(order, per_domain)]
+    test = np.flatnonzero((domains.of == target) & (listed | (domains.test is None)))
+    if not len(test):
+        raise ValueError(f"the domain {domains.names[target]} has no images to test on")
+    scheme = f"leave-out:{domains.names[target]}" + (f",{per_domain}" if per_domain > 1 else "")
+    return Split(scheme, clients, len(domains.of), test=test)
 
 
 def own(labels: Indices, clients: int, seed: int, make: Callable[..., Sequence[Indices]], scheme: str) -> Split:

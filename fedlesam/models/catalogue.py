@@ -8,11 +8,23 @@ import torch
 from torch import nn
 
 from fedlesam import seeds
+from fedlesam.models.efficientnet import efficientnet_lite0
 from fedlesam.models.resnet import resnet18
 from fedlesam.models.small import Shape, cnn, lenet, mlp
+from fedlesam.models.vit import vit_b32
 from fedlesam.names import imported, is_path, unknown
 
-MODELS: dict[str, Callable[..., nn.Module]] = {"mlp": mlp, "cnn": cnn, "lenet": lenet, "resnet18": resnet18}
+MODELS: dict[str, Callable[..., nn.Module]] = {
+    "mlp": mlp,
+    "cnn": cnn,
+    "lenet": lenet,
+    "resnet18": resnet18,
+    "efficientnet-lite0": efficientnet_lite0,
+    "vit-b32": vit_b32,
+}
+
+TEXT = ("norm", "weights")
+"""Options that are no whole numbers."""
 
 
 def make_model(spec: str, shape: Shape, classes: int, seed: int) -> nn.Module:
@@ -44,7 +56,7 @@ def _options(spec: str, text: str, make: Callable[..., nn.Module]) -> dict[str, 
         key, _, value = item.partition("=")
         if key not in known:
             raise ValueError(f"model {spec}: unknown option {key!r}; it takes {', '.join(known) or 'none'}")
-        options[key] = int(value) if value.isdecimal() else value
-        if key != "norm" and not value.isdecimal():
+        options[key] = value if key in TEXT else int(value) if value.isdecimal() else value
+        if key not in TEXT and not value.isdecimal():
             raise ValueError(f"model {spec}: {key} must be a whole number, got {value!r}")
     return options

@@ -4,7 +4,7 @@ import io
 from typing import NamedTuple
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageOps
 
 from fedlesam.data.source import Pixels
 
@@ -47,13 +47,31 @@ def decode(data: bytes, shape: tuple[int, int, int], where: str) -> Pixels:
                     f"{where}: the image is {found.width} x {found.height}, expected {width} x {height}; "
                     "all images must have the same size, resize them first"
                 )
-            opaque = image.convert("RGBA") if image.mode == "P" and "transparency" in image.info else image
-            raw = (opaque if opaque.mode == mode else opaque.convert(mode)).tobytes()
+            raw = _converted(image, mode).tobytes()
     except _Refused:
         raise
     except Exception as error:
         raise _spoilt(where, error) from error
     return np.frombuffer(raw, np.uint8).reshape(height, width, channels).transpose(2, 0, 1)
+
+
+def decode_any(data: bytes, size: int, where: str) -> Pixels:
+    """Colour pixels as 3 x size x size: the shorter side becomes `size`, of the longer one the middle is taken."""
+    try:
+        with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+            _checked(image, where)
+            fitted = ImageOps.fit(_converted(image, "RGB"), (size, size), Image.Resampling.BICUBIC)
+            raw = fitted.tobytes()
+    except _Refused:
+        raise
+    except Exception as error:
+        raise _spoilt(where, error) from error
+    return np.frombuffer(raw, np.uint8).reshape(size, size, 3).transpose(2, 0, 1)
+
+
+def _converted(image: Image.Image, mode: str) -> Image.Image:
+    opaque = image.convert("RGBA") if image.mode == "P" and "transparency" in image.info else image
+    return opaque if opaque.mode == mode else opaque.convert(mode)
 
 
 def _checked(image: Image.Image, where: str) -> Header:

@@ -1,0 +1,207 @@
+"""Images by domain and class, ROOT/DOMAIN/CLASS/image, listed and checked but not read; DomainNet's list files."""
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from fedlesam.data.domain_sets import DomainSet, Request, plain
+from fedlesam.data.find import DEFAULT_DIR
+from fedlesam.data.formats import folders
+from fedlesam.data.source import Labels, read_bytes
+
+log = logging.getLogger(__name__)
+
+SHOWN = 8
+"""Names in an error."""
+
+
+@dataclass(frozen=True)
+class Listed:
+    """Images of several domains, domain by domain, class by class, in the order of their names."""
+
+    form: str
+    root: Path
+    domains: tuple[str, ...]
+    classes: tuple[str, ...]
+    files: tuple[Path, ...]
+    label: Labels
+    domain: Labels
+    test: npt.NDArray[np.bool_] | None = None
+    """Which images stand in the official test lists, where those are to be followed."""
+
+
+@dataclass(frozen=True)
+class _Group:
+    """The images of one class in one domain."""
+
+    domain: str
+    label: int
+    test: bool
+    files: list[Path]
+
+
+def find(request: Request, data_dir: Path | None) -> Listed:
+    """What there is of the data set that was asked for; a ValueError shows what was found instead."""
+    if request.path is not None:
+        return _from_folders(request, request.path, _folders(request.path))
+    assert request.known is not None
+    root, found = _locate(request.known, data_dir)
+    lists = [root / f"{domain}_{part}.txt" for domain in request.known.domains for part in ("train", "test")]
+    there = [path for path in lists if path.is_file()]
+    if request.known.lists and (there or request.official_lists):
+        if len(there) < len(lists):
+            missing = [path.name for path in lists if path not in there]
+            raise ValueError(
+                f"{root}: of the list files of {request.known.name} {_some(missing)} are missing; found "
+                f"{_some([path.name for path in there])}. Add them; without any list file the folders are read"
+            )
+        return _from_lists(request, root)
+    return _from_folders(request, root, found)
+
+
+def _locate(known: DomainSet, data_dir: Path | None) -> tuple[Path, dict[str, Path]]:
+    base = Path(data_dir if data_dir is not None else DEFAULT_DIR).expanduser()
+    places = [place / below for place in (base, base / known.name) for below in ("", *known.folders)]
+    wanted = {plain(domain): domain for domain in known.domains}
+    best: tuple[Path, dict[str, Path]] = base, {}
+    for root in places:
+        found = {wanted[plain(name)]: path for name, path in _folders(root).items() if plain(name) in wanted}
+        if len(found) > len(best[1]):
+            best = root, found
+    root, found = best
+    missing = [domain for domain in known.domains if domain not in found]
+    if not found:
+        raise ValueError(
+            f"{known.name}: not found in {', '.join(map(str, dict.fromkeys(places)))} (looked for the folders "
+            f"{', '.join(known.domains)} with CLASS/image in each); get it from its publishers and name its folder "
+            "with --data-dir"
+        )
+    if missing:
+        raise ValueError(
+            f"{root}: of the domains of {known.name} {', '.join(missing)} is missing; found {_some(list(found))}. "
+            f"Add it, or take what is there with --data domains:{root}"
+        )
+    return root, {domain: found[domain] for domain in known.domains}
+
+
+def _folders(root: Path) -> dict[str, Path]:
+    try:
+        return {path.name: path for path in sorted(root.iterdir()) if path.is_dir() and not path.name.startswith(".")}
+    except OSError:
+        return {}
+
+
+def _from_folders(request: Request, root: Path, domains: dict[str, Path]) -> Listed:
+    if len(domains) < 2:
+        raise ValueError(
+            f"{root}: holds {len(domains)} folders ({_some(list(domains)) or 'none'}); expected at least two domains, "
+            f"{root}/DOMAIN/CLASS/image"
+        )
+    found = {name: folders.listing(path) for name, path in domains.items()}
+    classes = sorted({name for listing in found.values() for name in listing})
+    for name, listing in found.items():
+        missing = [wanted for wanted in classes if wanted not in listing]
+        if missing:
+            raise ValueError(
+                f"{domains[name]}: the class folders {_some(missing)} are missing, which other domains have; found "
+                f"{_some(list(listing))}"
+            )
+    _check_classes(request, root, classes)
+    groups = (
+        _Group(domain, number, False, listing[name])
+        for domain, listing in found.items()
+        for number, name in enumerate(classes)
+    )
+    return _listed(request, "domain folders", root, tuple(found), tuple(classes), groups)
+
+
+def _check_classes(request: Request, root: Path, classes: Sequence[str]) -> None:
+    if request.known is not None and len(classes) != request.known.classes:
+        raise ValueError(
+            f"{root}: {request.known.name} has {request.known.classes} classes, found {len(classes)}: "
+            f"{_some(list(classes))}. A selection of classes loads as domains:{root}"
+        )
+
+
+def _from_lists(request: Request, root: Path) -> Listed:
+    """A line is `DOMAIN/CLASS/name.jpg LABEL`."""
+    assert request.known is not None
+    names: dict[int, str] = {}
+    groups: dict[tuple[str, int, bool], list[Path]] = {}
+    for domain in request.known.domains:
+        for test in (False, True):
+            path = root / f"{domain}_{'test' if test else 'train'}.txt"
+            for file, label in _lines(path, domain):
+                if names.setdefault(label, file.parts[1]) != file.parts[1]:
+                    raise ValueError(f"{path}: {file} has label {label}, which is {names[label]} elsewhere")
+                groups.setdefault((domain, label, test), []).append(root / file)
+    classes = tuple(names[label] for label in sorted(names))
+    if sorted(names) != list(range(len(classes))) or len(set(classes)) < len(classes):
+        raise ValueError(f"{root}: the labels of the list files are not 0 to {len(classes) - 1}, one for each class")
+    _check_classes(request, root, classes)
+    for domain in request.known.domains:
+        missing = [name for label, name in enumerate(classes) if (domain, label, False) not in groups]
+        if missing:  # the lists are the authority, so this is no error as it is with folders
+            log.warning("%s/%s_train.txt: has no image of %s, which other domains have", root, domain, _some(missing))
+    absent = [path for files in groups.values() for path in files if not path.is_file()]
+    if absent:
+        raise ValueError(
+            f"{root}: {len(absent):,} images of the list files are not there, e.g. {absent[0]}; extract all archives"
+        )
+    ordered = sorted(groups, key=lambda key: (request.known.domains.index(key[0]), *key[1:]))  # type: ignore[union-attr]
+    made = (_Group(*key, groups[key]) for key in ordered)
+    return _listed(request, "list files", root, request.known.domains, classes, made)
+
+
+def _lines(path: Path, domain: str) -> Iterator[tuple[Path, int]]:
+    for number, line in enumerate(read_bytes(path).decode("utf-8", "replace").splitlines(), 1):
+        if not line.strip():
+            continue
+        name, _, label = line.strip().rpartition(" ")
+        file = Path(name)
+        if len(file.parts) != 3 or file.parts[0] != domain or ".." in file.parts or not label.isdecimal():
+            raise ValueError(f"{path}, line {number}: {line.strip()[:80]!r}; expected {domain}/CLASS/IMAGE LABEL")
+        yield file, int(label)
+
+
+def _listed(
+    request: Request, form: str, root: Path, domains: tuple[str, ...], classes: tuple[str, ...], made: Iterator[_Group]
+) -> Listed:
+    groups = list(made)
+    if not request.official_lists:  # one limit for both lists
+        joined: dict[tuple[str, int], _Group] = {}
+        for group in groups:
+            same = joined.setdefault((group.domain, group.label), _Group(group.domain, group.label, False, []))
+            same.files.extend(group.files)
+        groups = list(joined.values())
+    chosen = [_spread(sorted(group.files), request.limit) for group in groups]
+    sizes = [len(files) for files in chosen]
+
+    def repeated(values: list[int]) -> Labels:
+        return np.repeat(np.array(values, np.int64), sizes)
+
+    return Listed(
+        form,
+        root,
+        domains,
+        classes,
+        tuple(path for files in chosen for path in files),
+        repeated([group.label for group in groups]),
+        repeated([domains.index(group.domain) for group in groups]),
+        repeated([group.test for group in groups]).astype(bool) if request.official_lists else None,
+    )
+
+
+def _spread(files: list[Path], limit: int | None) -> list[Path]:
+    """At most `limit` of them, evenly spaced, since neighbours by name are often alike."""
+    if limit is None or len(files) <= limit:
+        return files
+    return [files[i * len(files) // limit] for i in range(limit)]
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")

@@ -1,0 +1,46 @@
+"""Weights from a file into a backbone: all of them, or an error that names those that are not there."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+SHOWN = 8
+"""Names in an error."""
+
+
+def read_weights(path: Path, where: str) -> Mapping[str, Tensor]:
+    """safetensors, or a .pth file: that is a pickle, of which only tensors are taken."""
+    try:
+        if path.suffix == ".safetensors":
+            return load_file(path)
+        found = torch.load(path, map_location="cpu", weights_only=True)
+    except (OSError, SafetensorError) as error:
+        raise ValueError(f"{where}: {path} cannot be read: {error}") from error
+    except Exception as error:  # unpickling raises whatever a damaged file provokes
+        raise ValueError(f"{where}: {path} is not a file of weights ({str(error).splitlines()[0]})") from error
+    if not isinstance(found, Mapping) or not all(isinstance(value, Tensor) for value in found.values()):
+        raise ValueError(f"{where}: {path} does not hold weights by name")
+    return found
+
+
+def load_backbone(model: nn.Module, tensors: Mapping[str, Tensor], head: str, where: str) -> None:
+    """Everything but the head, which stays new."""
+    own = {name: value for name, value in model.state_dict().items() if not name.startswith(head)}
+    missing = [name for name in own if name not in tensors]
+    other = [name for name in own if name in tensors and tensors[name].shape != own[name].shape]
+    check_loaded(where, missing, other)
+    model.load_state_dict({name: tensors[name] for name in own}, strict=False)
+
+
+def check_loaded(where: str, missing: list[str], other: list[str]) -> None:
+    """A backbone that is partly random trains all the same, only worse: it is refused."""
+    for names, what in ((missing, "has no weights for"), (other, "has weights of another shape for")):
+        if names:
+            more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+            raise ValueError(
+                f"{where}: {what} {', '.join(names[:SHOWN])}{more} of the backbone; is it another network?"
+            )

@@ -1,0 +1,102 @@
+"""ViT-B/32, the paper's network for OfficeHome and DomainNet, through the package transformers.
+
+Dosovitskiy et al., An Image is Worth 16x16 Words: Transformers for Image Recognition at Scale, ICLR 2021.
+"""
+
+import contextlib
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from fedlesam.models.pretrained import check_loaded
+from fedlesam.models.small import Shape
+
+log = logging.getLogger(__name__)
+
+HUB = "google/vit-base-patch32-224-in21k"
+"""ViT-B/32 pretrained on ImageNet-21k, by the paper's authors."""
+
+
+class Classifier(nn.Module):
+    """A transformer and a linear head on its class token."""
+
+    def __init__(self, backbone: Any, classes: int) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.head = nn.Linear(backbone.config.hidden_size, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        states = self.backbone(pixel_values=x, interpolate_pos_encoding=True).last_hidden_state
+        logits: Tensor = self.head(states[:, 0])
+        return logits
+
+
+def vit_b32(shape: Shape, classes: int, weights: str = HUB) -> nn.Module:
+    """ViT-B/32, pretrained, with a new head; weights: a folder, a safetensors file, a name on the hub, or none."""
+    if shape[0] != 3:
+        raise ValueError(f"model vit-b32: takes colour pictures, the data has {shape[0]} channels")
+    try:
+        import transformers
+    except ModuleNotFoundError as error:
+        raise ValueError("model vit-b32: needs the package transformers: pip install 'fedlesam[vit]'") from error
+    with _quietly(transformers):
+        backbone = _backbone(transformers, weights)
+    patch = backbone.config.patch_size
+    if min(shape[1:]) < patch:
+        raise ValueError(f"model vit-b32: pictures of {shape[1]} x {shape[2]} are smaller than a patch of {patch}")
+    return Classifier(backbone, classes)
+
+
+def _backbone(transformers: Any, weights: str) -> Any:
+    base = transformers.ViTConfig(patch_size=32)
+    if weights == "none":
+        return transformers.ViTModel(base, add_pooling_layer=False)
+    path = Path(weights).expanduser()
+    where = f"model vit-b32: {weights}"
+    settings: dict[str, Any] = {
+        "add_pooling_layer": False,
+        "use_safetensors": True,
+        "output_loading_info": True,
+        "ignore_mismatched_sizes": True,  # they are refused below, by name
+    }
+    try:
+        if path.is_file():
+            beside = path.parent / "config.json"
+            config = transformers.ViTConfig(**json.loads(beside.read_text("utf-8"))) if beside.is_file() else base
+            made, found = transformers.ViTModel.from_pretrained(
+                None, config=config, state_dict=load_file(path), **settings
+            )
+        else:
+            made, found = transformers.ViTModel.from_pretrained(str(path) if path.is_dir() else weights, **settings)
+    except (OSError, ValueError, SafetensorError, RuntimeError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ValueError(
+            f"{where}: no weights to be had ({reason}); give a folder with config.json and model.safetensors or a "
+            "safetensors file, vit-b32:weights=PATH"
+        ) from error
+    check_loaded(where, sorted(found["missing_keys"]), sorted(str(key[0]) for key in found["mismatched_keys"]))
+    unused = sorted(found["unexpected_keys"])
+    if unused:
+        log.info("%s: not used: %s%s", where, ", ".join(unused[:8]), " ..." if len(unused) > 8 else "")
+    return made
+
+
+@contextlib.contextmanager
+def _quietly(transformers: Any) -> Iterator[None]:
+    """Without its own bars and report: what was not loaded is said here."""
+    said = transformers.utils.logging
+    before, bars = said.get_verbosity(), said.is_progress_bar_enabled()
+    said.set_verbosity_error()
+    said.disable_progress_bar()
+    try:
+        yield
+    finally:
+        said.set_verbosity(before)
+        if bars:
+            said.enable_progress_bar()
