@@ -149,9 +149,9 @@ ITEMS = {
             "fig2",
             "drift",
             "perturbation drift and global sharpness over rounds, centralised training beside it",
-            _cifar10("dirichlet-0.1", "fedavg", probes=("sharpness",))
-            + _cifar10("dirichlet-0.1", *_DRIFT, probes=("drift", "sharpness"))
-            + _cifar10("pooled", "fedsam", probes=("sharpness",)),
+            _cifar10("dirichlet-0.1", "fedavg", probes=("sharpness", "estimate"))
+            + _cifar10("dirichlet-0.1", *_DRIFT, probes=("drift", "sharpness", "estimate"))
+            + _cifar10("pooled", "fedavg", "fedsam", probes=("sharpness",)),
         ),
         Item(
             "fig3",

@@ -26,6 +26,8 @@ class Scale:
     stand_in: str = ""
     """A data set in the place of all others, with fewer clients."""
     fewer_clients: int = 1
+    probes: Mapping[str, str] = field(default_factory=dict)
+    """Options of the probes that are not their defaults."""
     surface: str = "surface:points=51"
     reductions: tuple[str, ...] = ()
 
@@ -72,7 +74,8 @@ SCALES = {
             seeds=1,
             rounds=100,
             settings={"model": "cnn", "samples": 10_000, "evaluate_every": 2},
-            surface="surface:points=25,samples=2000",
+            probes={"sharpness": "steps=5", "drift": "samples=500"},
+            surface="surface:points=21,samples=500",
             reductions=(
                 "data: 10,000 of the 50,000 training images, always the same ones, classes in equal shares; "
                 "100 images per client with 100 clients, 50 with 200",
@@ -121,10 +124,13 @@ def settle(ask: Ask, scale: Scale, seed: int, data_dir: str | None, workers: int
     if ask.ratio is not None:
         values["rho"] = float(f"{ask.ratio * float(values['lr'] or 0):.6g}")
     config = configs.resolve(configs.update(RunConfig(), values))
-    if ask.probes and "probe" in configs.OPTIONS:
-        every = max(1, config.rounds // 10)
-        config = dataclasses.replace(config, probe=" ".join(f"{name}:every={every}" for name in ask.probes))  # type: ignore[call-arg]
-    return config
+    return dataclasses.replace(config, probe=_probes(ask, scale, config.rounds))
+
+
+def _probes(ask: Ask, scale: Scale, rounds: int) -> str | None:
+    """At eleven instants, the first and the last model among them."""
+    options = {name: [f"every={max(1, rounds // 10)}", *filter(None, [scale.probes.get(name)])] for name in ask.probes}
+    return " ".join(f"{name}:{','.join(some)}" for name, some in options.items()) or None
 
 
 def _split(ask: Ask, scale: Scale) -> str:

@@ -26,6 +26,7 @@ from fedlesam.rules.perturbation import CorrectedAscent, GlobalAscent, LocalAsce
 PARTS = {setting: part for part, setting in (SETTINGS | DOMAIN_SETTINGS).items()}
 BASES = {"fedlesam": "fedavg", "fedlesam-s": "scaffold", "fedlesam-d": "feddyn"}
 TARGETS = (68.0, 74.0)
+CENTRALISED = {"fedavg": "centralised SGD", "fedsam": "centralised SAM"}
 
 
 @dataclass(frozen=True)
@@ -344,7 +345,7 @@ def drift(item: Item, bench: Bench) -> Sheet:
     notes = []
     for ask in item.asks:
         runs = bench.results.of(ask)
-        name = "centralised" if ask.split == "pooled" else ask.method
+        name = CENTRALISED.get(ask.method, ask.method) if ask.split == "pooled" else ask.method
         if not runs:
             notes.append(f"hole: {ask.label}: {bench.results.hole(ask)}")
             continue
