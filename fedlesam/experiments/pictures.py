@@ -35,8 +35,7 @@ def over_rounds(panels: Mapping[str, Mapping[str, Curve]], path: Path) -> Path:
     places = figure.subplots(1, len(panels), squeeze=False).flatten().tolist()
     for axes, (title, curves) in zip(places, panels.items(), strict=True):
         for name, points in curves.items():
-            grey = name.startswith("centralised")
-            colour, line = ("0.6", ":" if "SAM" in name else "-") if grey else style(name, list(curves))
+            colour, line = style(name, list(curves))
             axes.plot([x for x, _ in points], [y for _, y in points], line, color=colour, label=name, linewidth=1.4)
         axes.set(xlabel="share of training", title=title)
         axes.grid(alpha=0.25, linewidth=0.5)

@@ -19,6 +19,7 @@ from fedlesam.experiments.plan import Only
 from fedlesam.experiments.results import MEASURES, Number, Results, number
 from fedlesam.experiments.scales import settle
 from fedlesam.experiments.sheet import Block, Cell, Sheet
+from fedlesam.report.methods import method_name
 from fedlesam.report.pictures import accuracy_curves
 from fedlesam.report.read import Run
 from fedlesam.rules.perturbation import CorrectedAscent, GlobalAscent, LocalAscent, NoPerturbation
@@ -26,7 +27,6 @@ from fedlesam.rules.perturbation import CorrectedAscent, GlobalAscent, LocalAsce
 PARTS = {setting: part for part, setting in (SETTINGS | DOMAIN_SETTINGS).items()}
 BASES = {"fedlesam": "fedavg", "fedlesam-s": "scaffold", "fedlesam-d": "feddyn"}
 TARGETS = (68.0, 74.0)
-CENTRALISED = {"fedavg": "centralised SGD", "fedsam": "centralised SAM"}
 
 
 @dataclass(frozen=True)
@@ -345,7 +345,7 @@ def drift(item: Item, bench: Bench) -> Sheet:
     notes = []
     for ask in item.asks:
         runs = bench.results.of(ask)
-        name = CENTRALISED.get(ask.method, ask.method) if ask.split == "pooled" else ask.method
+        name = method_name(ask.method, ask.split)
         if not runs:
             notes.append(f"hole: {ask.label}: {bench.results.hole(ask)}")
             continue

@@ -91,6 +91,8 @@ def _over_seeds(number: int, group: Group, name: str, factor: float) -> Series |
         return None
     costs = {}
     for cost, parts in COSTS.items():
+        if cost == "MB sent" and group.centralised:
+            continue
         spent = [_spent(run, parts) for run in runs]
         if all(len(one) == len(run.records) > 0 for one, run in zip(spent, runs, strict=True)):
             scale = 1e-6 if cost == "MB sent" else 1.0

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedlesam import config as configs
+from fedlesam.config import RunConfig
+from fedlesam.report.methods import is_centralised, method_name
 from fedlesam.report.read import Run
 from fedlesam.report.style import Look, looks
 
@@ -29,8 +31,12 @@ class Group:
     settings: Settings
 
     @property
-    def algorithm(self) -> str:
-        return self.runs[0].algorithm
+    def method(self) -> str:
+        return self.runs[0].method
+
+    @property
+    def centralised(self) -> bool:
+        return self.runs[0].centralised
 
     @property
     def seeds(self) -> list[int]:
@@ -50,14 +56,18 @@ class Comparison:
     @property
     def baseline(self) -> Group | None:
         """FedAvg, the field's unit; where there are several, the one most like the other runs."""
-        found = [group for group in self.groups if group.algorithm == "fedavg"]
+        found = [group for group in self.groups if group.method == "fedavg"]
         return min(found, key=lambda group: len(group.label)) if found else None
+
+    @property
+    def federated(self) -> list[Group]:
+        """The groups that can be compared in everything; all of them where there is centralised training alone."""
+        return [group for group in self.groups if not group.centralised] or self.groups
 
     @property
     def common(self) -> Settings:
         """What all groups share."""
-        first, *others = (group.settings for group in self.groups)
-        return {k: v for k, v in first.items() if all(k in o and o[k] == v for o in others)}
+        return shared(self.groups)
 
     @property
     def varied(self) -> list[str]:
@@ -66,8 +76,13 @@ class Comparison:
         return [name for name in names if name not in self.common]
 
 
-def settings_of(run: Run) -> Settings:
-    table = configs.as_table(run.config)
+def shared(groups: Iterable[Group]) -> Settings:
+    first, *others = (group.settings for group in groups)
+    return {k: v for k, v in first.items() if all(k in o and o[k] == v for o in others)}
+
+
+def settings_of(config: RunConfig) -> Settings:
+    table = configs.as_table(config)
     hyper = table.pop("hyper")
     return {**{k: v for k, v in table.items() if k not in ASIDE}, **hyper}
 
@@ -86,11 +101,13 @@ def compare_runs(runs: list[Run]) -> Comparison:
     kept, notes = _once(runs)
     by_settings: dict[tuple[Any, ...], list[Run]] = defaultdict(list)
     for run in kept:
-        by_settings[tuple(sorted((k, repr(v)) for k, v in settings_of(run).items()))].append(run)
+        by_settings[tuple(sorted((k, repr(v)) for k, v in settings_of(run.config).items()))].append(run)
     members = list(by_settings.values())
     groups = [
-        Group(label, look, group, settings_of(group[0]))
-        for label, look, group in zip(_labels(members), looks([g[0].algorithm for g in members]), members, strict=True)
+        Group(label, look, group, settings_of(group[0].config))
+        for label, look, group in zip(
+            labels([g[0].config for g in members]), looks([g[0].method for g in members]), members, strict=True
+        )
     ]
     comparison = Comparison(groups, notes)
     return Comparison(groups, [*notes, *_doubts(comparison)])
@@ -101,7 +118,7 @@ def _once(runs: list[Run]) -> tuple[list[Run], list[str]]:
     best: dict[tuple[Any, ...], Run] = {}
     notes = []
     for run in runs:
-        key = (*sorted((k, repr(v)) for k, v in settings_of(run).items()), run.config.seed)
+        key = (*sorted((k, repr(v)) for k, v in settings_of(run.config).items()), run.config.seed)
         other = best.get(key)
         if other is None:
             best[key] = run
@@ -111,23 +128,28 @@ def _once(runs: list[Run]) -> tuple[list[Run], list[str]]:
     return list(best.values()), notes
 
 
-def _labels(groups: list[list[Run]]) -> list[str]:
-    """A method's hyper-parameters are compared with its own other groups, all other settings with everybody's."""
-    tables = [settings_of(group[0]) for group in groups]
+def labels(chosen: list[RunConfig]) -> list[str]:
+    """A method's hyper-parameters are compared with its own other groups, all other settings with everybody's.
+
+    Centralised training is compared with its like alone: split, clients, epochs and rounds are no federation's.
+    """
+    tables = [settings_of(config) for config in chosen]
+    names = [method_name(config.algorithm, config.split) for config in chosen]
 
     def of_method(name: str) -> bool:
-        return name == "lr_decay" or any(name in group[0].config.hyper for group in groups)
+        return name == "lr_decay" or any(name in config.hyper for config in chosen)
 
-    labels = []
-    for table in tables:
+    found = []
+    for table, method in zip(tables, names, strict=True):
         told = []
         for name in table:
-            peers = [t for t in tables if not of_method(name) or t["algorithm"] == table["algorithm"]]
+            own = of_method(name) or is_centralised(method)
+            peers = [t for t, m in zip(tables, names, strict=True) if m == method or not (own or is_centralised(m))]
             usual = Counter(repr(t.get(name)) for t in peers).most_common(1)[0][0]
             if name != "algorithm" and repr(table[name]) != usual:
                 told.append(f"{name}={shown(table[name])}")
-        labels.append(" ".join([table["algorithm"], *told]))
-    return [label if labels.count(label) == 1 else f"{label} #{i + 1}" for i, label in enumerate(labels)]
+        found.append(" ".join([method, *told]))
+    return [label if found.count(label) == 1 else f"{label} #{i + 1}" for i, label in enumerate(found)]
 
 
 def shown(value: Any) -> str:
@@ -141,9 +163,15 @@ def _doubts(comparison: Comparison) -> list[str]:
             why = f": {run.summary['why']}" if run.summary.get("why") else ""
             notes.append(f"{run.path} is not finished, {len(run.records)} of {run.config.rounds} rounds{why}.")
     for name in ("rounds", "split", "clients", "active"):
-        if name in comparison.varied:
-            told = _told(comparison.groups, lambda g, name=name: shown(g.settings.get(name, "unset")))  # type: ignore[misc]
+        if name not in shared(comparison.federated) and any(name in g.settings for g in comparison.federated):
+            told = _told(comparison.federated, lambda g, name=name: shown(g.settings.get(name, "unset")))  # type: ignore[misc]
             notes.append(f"The runs differ in more than the method, {name}: {told}.")
+    notes += [
+        f"{group.label} had all data in one place: a round of it is {_epochs(group)} over all of them, and it sends "
+        "nothing."
+        for group in comparison.groups
+        if group.centralised
+    ]
     if len({tuple(sorted(group.seeds)) for group in comparison.groups}) > 1:
         told = _told(comparison.groups, lambda g: f"{len(g.seeds)} ({', '.join(map(str, sorted(g.seeds)))})")
         notes.append(f"Not every method has the same seeds: {told}.")
@@ -164,6 +192,11 @@ def _doubts(comparison: Comparison) -> list[str]:
     if any(len(different) > 1 for different in hashes.values()):
         notes.append("Runs of the same split and seed have different clients: their data are not the same.")
     return [*notes, *_probe_doubts(comparison.groups)]
+
+
+def _epochs(group: Group) -> str:
+    epochs = group.settings.get("epochs")
+    return "an epoch" if epochs == 1 else f"{epochs} epochs"
 
 
 def _probe_doubts(groups: list[Group]) -> list[str]:

@@ -13,8 +13,8 @@ BYTES_OF_A_VALUE = 4
 @dataclass(frozen=True)
 class Spent:
     rounds: float
-    megabytes: float
-    """Down and up, all clients."""
+    megabytes: float | None
+    """Down and up, all clients; None of centralised training, which sends nothing."""
     seconds: float
 
 
@@ -40,7 +40,7 @@ def to_target(run: Run, target: float) -> Spent | None:
         seconds += record["seconds"]
         accuracy = record.get("test_accuracy")
         if accuracy is not None and accuracy >= target:
-            return Spent(record["round"] + 1, sent / 1e6, seconds)
+            return Spent(record["round"] + 1, None if run.centralised else sent / 1e6, seconds)
     return None
 
 
@@ -49,7 +49,9 @@ def group_to_target(group: Group, target: float) -> ToTarget:
     seen = [value for run in group.runs for value in run.curve("test_accuracy")[1]]
     mean = None
     if len(there) == len(group.runs):
-        mean = Spent(*(fmean(getattr(s, name) for s in there) for name in ("rounds", "megabytes", "seconds")))
+        sent = [spent.megabytes for spent in there if spent.megabytes is not None]
+        rounds, seconds = (fmean(getattr(s, name) for s in there) for name in ("rounds", "seconds"))
+        mean = Spent(rounds, fmean(sent) if sent else None, seconds)
     return ToTarget(target, group.label, len(there), len(group.runs), max(seen, default=None), mean)
 
 
@@ -69,8 +71,9 @@ class Ledger:
 
     label: str
     backward_passes: float
-    megabytes_down: float
-    megabytes_up: float
+    megabytes_down: float | None
+    megabytes_up: float | None
+    """None of centralised training."""
     client_megabytes: float | None
     """What a client holds between its rounds, the model included; None where the run has not said yet."""
     seconds: float
@@ -88,8 +91,8 @@ def ledger(group: Group) -> Ledger | None:
     return Ledger(
         group.label,
         mean("backward_passes"),
-        mean("bytes_down") / 1e6,
-        mean("bytes_up") / 1e6,
+        None if group.centralised else mean("bytes_down") / 1e6,
+        None if group.centralised else mean("bytes_up") / 1e6,
         _held(group.runs),
         mean("seconds"),
     )

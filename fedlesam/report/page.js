@@ -36,10 +36,11 @@
 
   function curves(panel) {
     const chart = panel.options[panel.chosen];
-    const shown = chart.series.filter((s) => on[s.group]);
+    const costs = (s) => (panel.against ? s.costs[panel.against] : s.x);
+    const shown = chart.series.filter((s) => on[s.group] && costs(s) !== undefined);
     const traces = [];
     for (const s of shown) {
-      const x = panel.against && s.costs[panel.against] !== undefined ? values(s.costs[panel.against]) : values(s.x);
+      const x = values(costs(s));
       if (s.low !== null) {
         const low = values(s.low), high = values(s.high);
         traces.push({

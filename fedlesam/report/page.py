@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 from fedlesam.report.charts import COSTS, Chart
 from fedlesam.report.commands import command
-from fedlesam.report.groups import Comparison, shown
+from fedlesam.report.groups import Comparison, shared, shown
 from fedlesam.report.style import ON_DARK
 from fedlesam.report.tabular import Table
 
@@ -70,14 +70,16 @@ def page(comparison: Comparison, charts: list[Chart], tables: list[Table]) -> st
 
 
 def title(comparison: Comparison) -> str:
-    methods = list(dict.fromkeys(group.algorithm for group in comparison.groups))
+    methods = list(dict.fromkeys(group.method for group in comparison.federated))
     what = methods[0] if len(methods) == 1 else f"{len(methods)} methods"
+    if len(comparison.federated) < len(comparison.groups):
+        what += " and centralised training"
     return f"{what} on {comparison.runs[0].config.data}"
 
 
 def about(comparison: Comparison) -> str:
-    """What all groups share, in a line."""
-    common, counts = comparison.common, comparison.runs[0].class_counts()
+    """What all federated groups share, in a line."""
+    common, counts = shared(comparison.federated), comparison.federated[0].runs[0].class_counts()
     active = common.get("active")
     clients = common.get("clients") or (len(counts) if counts is not None and "split" in common else None)
     told = [
@@ -303,7 +305,7 @@ def _surfaces(comparison: Comparison, charts: list[Chart], panels: list[dict[str
 def _splits(comparison: Comparison, panels: list[dict[str, Any]]) -> str:
     """One heat map for each way the data were divided, of its first seed."""
     options: dict[tuple[Any, ...], dict[str, Any]] = {}
-    for run in comparison.runs:
+    for run in (run for group in comparison.federated for run in group.runs):
         key = run.config.split, run.config.clients
         counts = run.class_counts() if key not in options else None
         if counts is not None and counts.size:

@@ -13,6 +13,7 @@ from safetensors import SafetensorError, safe_open
 
 from fedlesam.config import RunConfig
 from fedlesam.names import one_line
+from fedlesam.report.methods import is_centralised, method_name
 from fedlesam.runs import RunFolder
 
 
@@ -49,6 +50,15 @@ class Run:
     @property
     def algorithm(self) -> str:
         return self.config.algorithm
+
+    @property
+    def method(self) -> str:
+        """For readers: training with all data in one place is not called by a federated method's name."""
+        return method_name(self.config.algorithm, self.config.split)
+
+    @property
+    def centralised(self) -> bool:
+        return is_centralised(self.method)
 
     def curve(self, name: str) -> tuple[list[int], list[float]]:
         """Rounds done and values, of the rounds that have one."""

@@ -1,10 +1,15 @@
 """The colour and line of a method: the same on the page and in every picture."""
 
+from fedlesam.report.methods import is_centralised
+
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D31")
 """Okabe and Ito's colours, which colour-blind readers can tell apart, less the yellow that vanishes on white."""
 
 ON_DARK = {"#000000": "#F2F2F2"}
 """Where a dark page would swallow a colour."""
+
+GREY = "#7F7F7F"
+"""Of centralised training, which is no competitor but what a federation is measured by."""
 
 LINES = ("-", "--", ":", "-.")
 """As matplotlib writes them."""
@@ -34,13 +39,16 @@ def style(algorithm: str, taken: list[str]) -> Look:
 
     Perturbations that cost nothing are dashed: they often lie on top of their base.
     """
+    if is_centralised(algorithm):
+        return GREY, {"SGD": "-", "SAM": "--"}.get(algorithm.split()[1], ":")
     if algorithm in FAMILY:
         shared = "-." if algorithm in ("fedprox", "mofedsam") else "-"
         line = "--" if algorithm.startswith("fedlesam") else ":" if algorithm.startswith("freesam") else shared
         return COLOURS[FAMILY[algorithm]], line
+    others = [name for name in taken if name not in FAMILY and not is_centralised(name)]
     used = {FAMILY[name] for name in taken if name in FAMILY}
     left = [colour for i, colour in enumerate(COLOURS) if i not in used] or list(COLOURS)
-    return left[[name for name in taken if name not in FAMILY].index(algorithm) % len(left)], "-"
+    return left[others.index(algorithm) % len(left)], "-"
 
 
 def looks(algorithms: list[str]) -> list[Look]:
@@ -51,12 +59,14 @@ def looks(algorithms: list[str]) -> list[Look]:
     colours = {colour for colour, _ in own.values()}
     pairs = [(colour, line) for line in LINES for colour in COLOURS]
     spare = sorted((p for p in pairs if p not in own.values()), key=lambda pair: pair[0] in colours)
+    greys = [(GREY, line) for line in LINES if (GREY, line) not in own.values()]
     found = []
     for i, name in enumerate(algorithms):
         mine = own[name]
         first = name not in algorithms[:i]
-        if not first or (name not in FAMILY and mine in taken):
-            mine = spare.pop(0) if spare else mine
+        if not first or (name not in FAMILY and not is_centralised(name) and mine in taken):
+            free = greys if is_centralised(name) else spare
+            mine = free.pop(0) if free else mine
         taken.add(mine)
         found.append(mine)
     return found

@@ -50,8 +50,8 @@ def costs(comparison: Comparison) -> Table:
             continue
         row: list[Cell] = [group.label]
         for name in names:
-            value = getattr(found, name)
-            row += [value] if base is None else [value, times(value, getattr(base, name))]
+            value, alike = getattr(found, name), not group.centralised or name == "client_megabytes"
+            row += [value] if base is None else [value, times(value, getattr(base, name)) if alike else None]
         rows.append(row)
     columns = [Column("method")]
     for title in titles:
@@ -74,7 +74,8 @@ def to_targets(comparison: Comparison, targets: list[float]) -> Table:
             row: list[Cell] = [f"{100 * target:g} %", group.label, _reached(found)]
             for name in ("rounds", "megabytes", "seconds"):
                 value = _part(found.spent, name)
-                row += [value] if base is None else [value, times(value, _part(unit, name))]
+                alike = name == "seconds" or not group.centralised  # a round of it is another thing
+                row += [value] if base is None else [value, times(value, _part(unit, name)) if alike else None]
             rows.append(row)
     columns = [Column("target"), Column("method"), Column("reached")]
     for title, show in (("rounds", whole), ("MB sent", three_digits), ("seconds", three_digits)):
@@ -94,7 +95,8 @@ def _reached(found: ledger.ToTarget) -> str:
 
 
 def _part(spent: Spent | None, name: str) -> float | None:
-    return None if spent is None else float(getattr(spent, name))
+    value: float | None = getattr(spent, name, None)
+    return value
 
 
 def _unit(comparison: Comparison) -> str:

@@ -13,6 +13,7 @@ class Row:
     """One method over its seeds; accuracies are shares, spreads their standard deviation over seeds."""
 
     algorithm: str
+    """By its name for readers."""
     seeds: int
     last: float | None
     mean_of_last: float | None
@@ -30,7 +31,7 @@ def ranking(runs: list[Run]) -> list[Row]:
     """Best mean of the last evaluations first; costs are means over seeds."""
     by_method: dict[str, list[Run]] = defaultdict(list)
     for run in runs:
-        by_method[run.algorithm].append(run)
+        by_method[run.method].append(run)
     return rank(by_method.items())
 
 

@@ -59,7 +59,7 @@ def _draw(comparison: Comparison, folder: Path, done: Callable[[int, int], None]
         work.append(lambda: pictures.surfaces_picture(surfaces, paths("surface-2d"), contour=False))
         work.append(lambda: pictures.surfaces_picture(surfaces, paths("surface-2d-contours"), contour=True))
     seen = set()
-    for run in comparison.runs:
+    for run in (run for group in comparison.federated for run in group.runs):
         split = run.config.split, run.config.clients
         counts = run.class_counts() if split not in seen else None
         if counts is not None and counts.size:

@@ -44,7 +44,7 @@ def test_a_method_with_other_settings_is_another_line_that_says_so(tmp_path: Pat
         "fedavg",
         "fedlesam",
         "fedlesam rho=0.5",
-        "fedavg split=pooled",
+        "centralised SGD",
     ]
     assert len({group.look for group in found.groups}) == 4
     assert found.groups[1].look == ("#D55E00", "--"), "the method's own"
