@@ -180,14 +180,27 @@ class Checkpoints:
         self._collect(federation)
         return 0
 
-    def newest(self, federation: Federation) -> ServerState | None:
-        """The server's state of the newest good checkpoint, to look at; nothing is changed."""
+    def look(self, federation: Federation, memories: bool = False) -> bool:
+        """Put the federation where the newest good checkpoint is; False if there is none. The folder stays as it is."""
         for path in self.found():
             try:
-                return self._read_state(Manifest.read(path), federation.state)
+                manifest = Manifest.read(path)
+                state = self._read_state(manifest, federation.state)
+                if memories:
+                    self._check_run(federation, manifest, path)
+                    federation.restore(state, self.clients, Saved(manifest.clients, manifest.memories))
+                federation.state = state
+                return True
             except Damaged as error:
                 log.warning("%s; looking at the checkpoint before", error)
-        return None
+        return False
+
+    def state_at(self, round: int, like: ServerState) -> ServerState | None:
+        """The server's state after so many rounds, where a good checkpoint has it."""
+        try:
+            return self._read_state(Manifest.read(self._manifest(round)), like)
+        except Damaged:
+            return None
 
     def _begin(self, seals: Mapping[str, Seal]) -> None:
         self.records = {name: journal.begin(seals.get(name)) for name, journal in self.journals.items()}

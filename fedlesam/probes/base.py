@@ -45,6 +45,11 @@ class Probe:
 
     every: int = 10
 
+    @property
+    def reads_memories(self) -> bool:
+        """Whether it looks at what the clients remember."""
+        return not self.at_end
+
     def __post_init__(self) -> None:
         check_count(self.name, "every", self.every)
 

@@ -14,8 +14,7 @@ from fedlesam.probes.sharpness import Sharpness
 from fedlesam.probes.surface import Grid
 
 PROBES: dict[str, type[Probe]] = {probe.name: probe for probe in (Sharpness, Hessian, DriftProbe, Estimate)}
-OFFLINE = ("sharpness", "hessian", "surface")
-"""What needs no more than the weights."""
+OFFLINE = (*PROBES, "surface")
 
 
 def parse(text: str) -> list[Probe]:
@@ -29,15 +28,10 @@ def parse(text: str) -> list[Probe]:
 
 
 def parse_offline(text: str) -> Probe | Grid:
-    """One probe of finished runs."""
+    """One probe of runs that lie in their folders."""
     name, _, options = text.partition(":")
     if name == "surface":
         return Grid(**_options(text, name, options, Grid))
-    if name in PROBES and name not in OFFLINE:
-        raise ValueError(
-            f"probe {name}: needs the clients' memories, which a finished run has no more; "
-            f"measure it while training, with `fedlesam run --probe {name}:every=10`"
-        )
     if name not in PROBES:
         raise unknown("probe", name, OFFLINE)
     return _one(text)

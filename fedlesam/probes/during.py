@@ -1,8 +1,9 @@
 """Probes while a run trains: they look between rounds, and their seconds are nobody's but theirs."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
@@ -36,11 +37,11 @@ def watched(federation: Federation, probes: list[Probe], path: Path, rounds: int
         look()
 
 
-def take(probe: Probe, look: Look, path: Path) -> Reading:
-    """Measure, and write the line."""
+def take(probe: Probe, look: Look, path: Path, more: Mapping[str, Any] | None = None) -> Reading:
+    """Measure, and write the line; `more` is what else a reader must know of it."""
     began = time.perf_counter()
     values, about = probe.reading(look)
     seconds = time.perf_counter() - began
-    reading = Reading(look.federation.state.round, probe.name, values, about, round(seconds, 3))
+    reading = Reading(look.federation.state.round, probe.name, values, {**about, **(more or {})}, round(seconds, 3))
     readings.put(path, reading)
     return reading

@@ -1,8 +1,7 @@
-"""A run folder made into a federation that probes can look at."""
+"""A run folder made into a federation that probes can look at. Nothing in the folder is changed."""
 
 import copy
 import dataclasses
-from collections.abc import Mapping
 from pathlib import Path
 
 from safetensors import SafetensorError
@@ -10,12 +9,13 @@ from safetensors.torch import load_model
 from torch import Tensor
 
 from fedlesam import config as configs
-from fedlesam.build import build
+from fedlesam.build import Experiment, build
 from fedlesam.checkpoint import Checkpoints
 from fedlesam.config import RunConfig
 from fedlesam.data.dataset import DataSet
 from fedlesam.federation import Federation
 from fedlesam.models.flat import FlatModel
+from fedlesam.probes.base import Look
 from fedlesam.runs import RunFolder
 
 
@@ -24,32 +24,70 @@ def read_config(path: Path, data_dir: str | None = None, device: str | None = No
     folder = RunFolder(path)
     if not folder.config.exists():
         raise ValueError(f"{path}: is not a run folder, it has no config.toml")
-    here = {"data_dir": data_dir, "device": device, "workers": 1}
-    return configs.update(folder.read_config(), {**here, "store": "shared", "compile": False})
+    known = folder.read_config()
+    threads = 1 if known.threads is None and known.workers > 1 else None  # as its workers have
+    here = {"data_dir": data_dir, "device": device, "workers": 1, "threads": threads}
+    return configs.update(known, {**here, "store": "shared", "compile": False})
 
 
 def open_run(path: Path, config: RunConfig | None = None, data: DataSet | None = None) -> Federation:
     """The run's clients, settings and global model; what clients remember is not in it. `data` saves loading it."""
-    folder = RunFolder(path)
-    config = config or read_config(path)
-    experiment = build(config, data)
-    known = folder.read_summary().get("split", {}).get("hash")
+    experiment = _open(path, config, data)
+    if not _at_checkpoint(RunFolder(path), experiment, memories=False):
+        _at_model(RunFolder(path), experiment.federation)
+    return experiment.federation
+
+
+def open_between_rounds(path: Path, config: RunConfig | None = None, data: DataSet | None = None) -> Look:
+    """An unfinished run as a probe saw it while it trained, at its newest checkpoint: with what clients remember.
+
+    The model of the round before is there if a checkpoint of that round is, or if a client keeps it (FedLESAM).
+    """
+    folder, experiment = RunFolder(path), _open(path, config, data)
+    federation = experiment.federation
+    if not _at_checkpoint(folder, experiment, memories=True):
+        raise ValueError(
+            f"{path}: {'is finished' if folder.is_finished() else 'has no checkpoint'}, so what its clients remember "
+            "is not there; measure it while training, with `fedlesam run --probe drift:every=10`, or at a checkpoint, "
+            "before the run is finished"
+        )
+    state = federation.state
+    before = Checkpoints(folder.checkpoints).state_at(state.round - 1, state)
+    previous: Tensor | None = federation.memories.anchors.get(state.round - 1) if before is None else before.weights
+    return Look(federation, None if previous is None else previous.to(state.weights.device))
+
+
+def moved(federation: Federation, model: Federation) -> Federation:
+    """The clients of one federation with the global model of another: to measure two models on the same samples."""
+    state, new = federation.state, model.state
+    if state.weights.shape != new.weights.shape:
+        raise ValueError(
+            f"a model of {new.weights.numel():,} weights cannot stand for one of {state.weights.numel():,}"
+        )
+    federation.state = dataclasses.replace(state, round=new.round, weights=new.weights, buffers=new.buffers)
+    return federation
+
+
+def _open(path: Path, config: RunConfig | None, data: DataSet | None) -> Experiment:
+    experiment = build(config or read_config(path), data)
+    known = RunFolder(path).read_summary().get("split", {}).get("hash")
     if known is not None and known != experiment.split.hash:
         raise ValueError(
             f"{path}: the data or the split are not those of the run: its split has the hash {known}, "
             f"here it is {experiment.split.hash}"
         )
-    federation = experiment.federation
-    rounds, weights, buffers = weights_of(folder, federation)
-    federation.state = dataclasses.replace(federation.state, round=rounds, weights=weights, buffers=buffers)
-    return federation
+    return experiment
 
 
-def weights_of(folder: RunFolder, federation: Federation) -> tuple[int, Tensor, Mapping[str, Tensor]]:
-    """The rounds done, the weights and the buffers after them: of the end, or of the newest checkpoint."""
-    saved = None if folder.is_finished() else Checkpoints(folder.checkpoints).newest(federation)
-    if saved is not None:
-        return saved.round, saved.weights, saved.buffers
+def _at_checkpoint(folder: RunFolder, experiment: Experiment, *, memories: bool) -> bool:
+    if folder.is_finished():
+        return False
+    about = {"settings": configs.fingerprint(folder.read_config()), "split": experiment.split.hash}
+    return Checkpoints(folder.checkpoints, about=about).look(experiment.federation, memories)
+
+
+def _at_model(folder: RunFolder, federation: Federation) -> None:
+    """Of the end, or of where it was interrupted."""
     if not folder.model.exists():
         raise ValueError(
             f"{folder.path}: has no weights yet, no checkpoint and no model.safetensors; let it train, or interrupt it"
@@ -61,5 +99,7 @@ def weights_of(folder: RunFolder, federation: Federation) -> tuple[int, Tensor, 
         raise ValueError(
             f"{folder.model}: is not the model of {folder.config}: {str(error).splitlines()[0]}"
         ) from error
-    flat = FlatModel(module)
-    return int(folder.read_summary().get("rounds", 0)), flat.weights.clone(), flat.buffers()
+    flat, rounds = FlatModel(module), int(folder.read_summary().get("rounds", 0))
+    federation.state = dataclasses.replace(
+        federation.state, round=rounds, weights=flat.weights.clone(), buffers=flat.buffers()
+    )

@@ -96,6 +96,10 @@ class Sharpness(Probe):
         check_count(self.name, "steps", self.steps)
         check_count(self.name, "samples", self.samples, at_least=0)
 
+    @property
+    def reads_memories(self) -> bool:
+        return self.trained
+
     def check(self, federation: Federation) -> None:
         if self.trained:
             check_memories("sharpness of the trained clients", federation, ", or leave it out with trained=no")

@@ -132,7 +132,7 @@ def probe_curves(comparison: Comparison) -> list[Chart]:
         curves: dict[tuple[str, str], list[dict[int, float]]] = defaultdict(list)
         for run in group.runs:
             mine: dict[tuple[str, str], dict[int, float]] = defaultdict(dict)
-            for one in run.measurements:
+            for one in (one for probe in run.probes for one in run.series(probe)):
                 about[one.probe].append(one)
                 for name, value in one.values.items():
                     mine[one.probe, name][one.round] = value

@@ -8,7 +8,7 @@ from typing import Any
 from fedlesam import config as configs
 from fedlesam.config import RunConfig
 from fedlesam.report.methods import is_centralised, method_name
-from fedlesam.report.read import Run
+from fedlesam.report.read import Run, Surface
 from fedlesam.report.style import Look, looks
 
 ASIDE = (*configs.NO_MATTER, "seed", "threads", "device", "evaluate_every", "per_client")
@@ -41,6 +41,10 @@ class Group:
     @property
     def seeds(self) -> list[int]:
         return [run.config.seed for run in self.runs]
+
+    def surface(self, dims: int) -> Surface | None:
+        """Of the first seed that has one."""
+        return next((found for run in self.runs if (found := run.surface(dims)) is not None), None)
 
 
 @dataclass(frozen=True)
@@ -199,14 +203,18 @@ def _epochs(group: Group) -> str:
     return "an epoch" if epochs == 1 else f"{epochs} epochs"
 
 
+OF_A_MODEL = ("weights", "algorithm", "seed", "rounds", "clients")
+"""What a measurement says of the model and where it was taken, not of how."""
+
+
 def _probe_doubts(groups: list[Group]) -> list[str]:
     abouts: dict[str, dict[str, list[str]]] = defaultdict(dict)
     for group in groups:
         for run in group.runs:
-            made = [(one.probe, one.about) for one in run.measurements]
+            made = [(one.probe, one.about) for probe in run.probes for one in run.series(probe)]
             made += [(f"surface-{d}d", found.about) for d in (1, 2) if (found := run.surface(d)) is not None]
             for probe, about in made:
-                known = {k: v for k, v in about.items() if isinstance(v, int | float | str) and k != "weights"}
+                known = {k: v for k, v in about.items() if isinstance(v, int | float | str) and k not in OF_A_MODEL}
                 told = ", ".join(f"{k} {shown(v)}" for k, v in known.items())
                 abouts[probe].setdefault(told, []).append(group.label)
     return [

@@ -283,7 +283,7 @@ def _surfaces(comparison: Comparison, charts: list[Chart], panels: list[dict[str
     ]
     options: list[dict[str, Any]] = []
     for i, group in enumerate(comparison.groups):
-        surface = next((found for run in group.runs if (found := run.surface(2)) is not None), None)
+        surface = group.surface(2)
         if surface is not None:
             loss = [[compact(value) for value in row] for row in surface.loss]
             x, y = ([compact(value) for value in axis] for axis in (surface.x, surface.y))

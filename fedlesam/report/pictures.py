@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from fedlesam.report.charts import Chart, learning_curves
 from fedlesam.report.groups import Group, compare_runs
-from fedlesam.report.read import Run, Surface
+from fedlesam.report.read import Run
 
 COLUMN = 3.4
 """Width of a column of a paper, in inches."""
@@ -117,35 +117,6 @@ def _heat(figure: Figure, counts: NDArray[np.int64], classes: list[str]) -> Axes
         axes.set_yticks(range(len(classes)), classes)
     figure.colorbar(image, ax=axes, label="samples", pad=0.01)
     return axes
-
-
-def surfaces_picture(named: list[tuple[str, Surface]], paths: list[Path], *, contour: bool) -> list[Path]:
-    """Loss surfaces side by side, with one scale of heights and colours for all."""
-    finite = np.concatenate([surface.loss[np.isfinite(surface.loss)] for _, surface in named])
-    if not len(finite):
-        return []
-    low, high = float(finite.min()), float(finite.max())
-    high = high if high > low else low + 1
-    columns = min(4, len(named))
-    rows = -(-len(named) // columns)
-    with rc_context(PAPER):
-        figure = Figure(figsize=(1.75 * columns + 0.6, 1.9 * rows), layout="constrained")
-        grid = figure.subplots(rows, columns, squeeze=False, subplot_kw={} if contour else {"projection": "3d"})
-        for axes, (label, surface) in zip(grid.flat, named, strict=False):
-            x, y = np.meshgrid(surface.x, surface.y)
-            loss = np.ma.masked_invalid(surface.loss)
-            if contour:
-                drawn = axes.contourf(x, y, loss, levels=np.linspace(low, high, 21), cmap="cividis")
-                axes.set_aspect("equal")
-            else:
-                drawn = axes.plot_surface(x, y, loss, cmap="cividis", vmin=low, vmax=high, linewidth=0)
-                axes.set_zlim(low, high)
-                axes.tick_params(labelsize=5, pad=-3)
-            axes.set_title(plain(label))
-        for axes in grid.flat[len(named) :]:
-            axes.set_axis_off()
-        figure.colorbar(drawn, ax=grid, label="loss", shrink=0.8)
-        return [save(figure, path, PAPER_DOTS) for path in paths]
 
 
 def save(figure: Figure, path: Path, dots: int = 150) -> Path:

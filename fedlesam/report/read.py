@@ -37,7 +37,13 @@ class Surface:
     y: NDArray[np.float64]
     loss: NDArray[np.float64]
     """len(x) values, or len(y) rows of len(x)."""
+    accuracy: NDArray[np.float64]
+    """On the same samples, a share; NaN where there are no classes."""
     about: dict[str, Any]
+
+    @property
+    def dims(self) -> int:
+        return self.loss.ndim
 
 
 @dataclass(frozen=True)
@@ -133,6 +139,18 @@ class Run:
             found[one.round, one.probe, json.dumps(one.about, sort_keys=True)] = one
         return sorted(found.values(), key=lambda one: one.round)
 
+    @property
+    def probes(self) -> list[str]:
+        return list(dict.fromkeys(one.probe for one in self.measurements))
+
+    def series(self, probe: str) -> list[Measurement]:
+        """Of the way in which it was measured most often: a final model measured again is no point of a curve."""
+        ways: dict[str, list[Measurement]] = {}
+        for one in self.measurements:
+            if one.probe == probe:
+                ways.setdefault(json.dumps(one.about, sort_keys=True), []).append(one)
+        return max(ways.values(), key=len, default=[])
+
     def surface(self, dimensions: int) -> Surface | None:
         path = self.path / f"surface-{dimensions}d.safetensors"
         if not path.exists():
@@ -140,14 +158,16 @@ class Run:
         try:
             with safe_open(path, framework="np") as file:
                 about = json.loads((file.metadata() or {}).get("about", "{}"))
-                x, loss = (np.asarray(file.get_tensor(name), dtype=np.float64) for name in ("x", "loss"))
+                x, loss, accuracy = (
+                    np.asarray(file.get_tensor(name), dtype=np.float64) for name in ("x", "loss", "accuracy")
+                )
                 y = np.asarray(file.get_tensor("y"), dtype=np.float64) if dimensions == 2 else np.empty(0)
         except (OSError, SafetensorError, ValueError) as error:
             raise ValueError(f"{path}: is not a loss surface: {error}") from error
         shape = (len(y), len(x)) if dimensions == 2 else (len(x),)
-        if loss.shape != shape:
+        if not loss.shape == accuracy.shape == shape:
             raise ValueError(f"{path}: is not a loss surface: loss has the shape {loss.shape}, not {shape}")
-        return Surface(x, y, loss, about if isinstance(about, dict) else {})
+        return Surface(x, y, loss, accuracy, about if isinstance(about, dict) else {})
 
 
 def read_run(path: Path) -> Run:

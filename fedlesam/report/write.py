@@ -30,13 +30,13 @@ def write_report(
     out.parent.mkdir(parents=True, exist_ok=True)
     write_text(out, page(comparison, charts, found))
     if tables is not None:
-        _write_tables(found, tables)
+        write_tables(found, tables)
     if figures is not None:
         _draw(comparison, figures, done)
     return comparison
 
 
-def _write_tables(tables: list[Table], folder: Path) -> None:
+def write_tables(tables: list[Table], folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for table in tables:
         for ending, text in (("csv", table.csv()), ("md", table.markdown()), ("tex", table.latex())):
@@ -44,20 +44,19 @@ def _write_tables(tables: list[Table], folder: Path) -> None:
 
 
 def _draw(comparison: Comparison, folder: Path, done: Callable[[int, int], None]) -> None:
-    from fedlesam.report import pictures
+    from fedlesam.report import pictures, surfaces
 
     def paths(name: str) -> list[Path]:
         return [folder / f"{file_name(name)}.{ending}" for ending in ("png", "pdf")]
 
     work: list[Callable[[], object]] = []
     for chart in charts_of(comparison):
+        if chart.section == "surface":
+            continue
         work.append(lambda chart=chart: pictures.chart_picture(chart, comparison.groups, paths(chart.key)))  # type: ignore[misc]
-    surfaces = [
-        (g.label, s) for g in comparison.groups if (s := next(filter(None, (r.surface(2) for r in g.runs)), None))
-    ]
-    if surfaces:
-        work.append(lambda: pictures.surfaces_picture(surfaces, paths("surface-2d"), contour=False))
-        work.append(lambda: pictures.surfaces_picture(surfaces, paths("surface-2d-contours"), contour=True))
+    found = [(g.label, g.look, s) for g in comparison.groups for dims in (1, 2) if (s := g.surface(dims)) is not None]
+    if found:
+        work.append(lambda: surfaces.draw(found, folder))
     seen = set()
     for run in (run for group in comparison.federated for run in group.runs):
         split = run.config.split, run.config.clients
