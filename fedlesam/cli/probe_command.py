@@ -341,17 +341,19 @@ def _show_theory(text: str, as_json: bool) -> None:
 
     from fedlesam.cli.show import print_table
     from fedlesam.probes.catalogue import read_options
-    from fedlesam.probes.theory import theorem_2
+    from fedlesam.probes.theory import theorem_1, theorem_2
 
     takes = inspect.signature(theorem_2).parameters
     kinds = {name: type(p.default) for name, p in takes.items() if name != "steps"}
     settings = {name: p.default for name, p in takes.items() if name != "steps"}
     settings |= read_options(text, text.partition(":")[2], kinds)
     found = theorem_2(**settings)
+    deltas = theorem_1(**{name: settings[name] for name in ("dimensions", "clients", "samples", "seed")})
     if as_json:
         verdicts = [{"holds_as_printed": t.holds_as_printed, "holds_squared": t.holds_squared} for t in found]
         lines = [{**dataclasses.asdict(t), **verdict} for t, verdict in zip(found, verdicts, strict=True)]
-        click.echo(json.dumps({"settings": settings, "steps": lines}))
+        delta = [dataclasses.asdict(variation) for variation in deltas]
+        click.echo(json.dumps({"settings": settings, "steps": lines, "delta": delta}))
         return
     click.echo("Theorem 2, quadratic losses, one local step, full participation:")
     click.echo(", ".join(f"{name} {value}" for name, value in settings.items()) + "\n")
@@ -365,7 +367,22 @@ def _show_theory(text: str, as_json: bool) -> None:
     print_table(columns, rows)
     click.echo(
         "\nBias: norm(unit(w_before - w_now) - unit(gradient at w_now)). The theorem states its bound for the norm; "
-        "its proof\nbounds the mean of the square (docs/errata.md, 12)."
+        "its proof\nbounds the mean of the square (docs/errata.md, 12).\n"
+    )
+    click.echo("Theorem 1's Delta, the same problem, five local steps, L lr 0.1, rho 0.1:\n")
+    columns = [
+        "perturbation",
+        "change, mean",
+        "largest",
+        "Lemma 2's bound for FedSAM",
+        "cosine with the global gradient",
+    ]
+    print_table(
+        columns, [[d.perturbation, *(f"{x:.2g}" for x in (d.mean, d.largest, d.bound, d.cosine))] for d in deltas]
+    )
+    click.echo(
+        "\nChange: norm(e_k - e_0)^2 of a round's steps k, mean over clients. Delta is made of it, and is 0 for all that is "
+        "constant\nin a round: it does not tell FedLESAM's estimate from a random direction (docs/errata.md, 13)."
     )
 
 

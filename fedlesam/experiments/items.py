@@ -167,7 +167,7 @@ ITEMS = {
             "loss surfaces of the methods, Pathological 3",
             _cifar10("pathological-3", "fedavg", "fedsam", "fedgamma", "mofedsam", "fedsmoo", "fedlesam-d"),
         ),
-        Item("theory", "theory", "Theorem 2 on quadratic losses with known constants"),
+        Item("theory", "theory", "Theorem 2, and Delta of Theorem 1, on quadratic losses with known constants"),
     )
 }
 """In the paper's numbering."""

@@ -416,11 +416,19 @@ def heat(item: Item, bench: Bench) -> Sheet:
 
 
 def theory(item: Item, bench: Bench) -> Sheet:
-    """Theorem 2: its bound beside what was measured. Theorem 1 bounds with constants no problem here has."""
-    notes = ("Theorem 1 is not checked: its proof and its statement disagree (docs/errata.md, 13)",)
+    """Theorem 2: its bound beside what was measured. Theorem 1: Delta, all that it says of FedLESAM."""
+    notes = (
+        "Theorem 1's bound is not checked: its proof and its statement disagree; Delta is 0 for any perturbation that is "
+        "constant in a round, a random one included (docs/errata.md, 13)",
+    )
     found = instruments.theory()
     if isinstance(found, str):
         return Sheet(item.name, item.shows, notes=(f"hole: {found}", *notes))
+    changes = {
+        delta["perturbation"]: tuple(Cell(float(delta[key])) for key in ("mean", "largest", "bound", "cosine"))
+        for delta in found["delta"]
+    }
+    heads = ("change, mean", "change, largest", "Lemma 2's bound for FedSAM", "cosine with the global gradient")
     columns = ("bias, median", "bias, largest", "mean square", "bound", "norm within", "square within")
     rows: Mapping[str, tuple[Cell, ...]] = {
         f"L lr = {step['step']:g}": (
@@ -430,7 +438,11 @@ def theory(item: Item, bench: Bench) -> Sheet:
         )
         for step in found["steps"]
     }
-    return Sheet(item.name, item.shows, (Block("", columns, rows, None),), notes)
+    blocks = (
+        Block("Theorem 2, the bias of the estimate", columns, rows, None),
+        Block("Theorem 1's Delta, the change of the perturbation in a round", heads, changes, None),
+    )
+    return Sheet(item.name, item.shows, blocks, notes)
 
 
 def _cell(ours: Number | None, paper: float | str, paper_spread: float | None, hole: str) -> Cell:

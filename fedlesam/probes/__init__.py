@@ -7,7 +7,7 @@ from fedlesam.probes.loss import GlobalLoss
 from fedlesam.probes.offline import open_run
 from fedlesam.probes.sharpness import Rise, rise
 from fedlesam.probes.surface import Grid, Surface, directions, surface_of
-from fedlesam.probes.theory import Theory, theorem_2
+from fedlesam.probes.theory import Theory, Variation, theorem_1, theorem_2
 
 __all__ = [
     "Drift",
@@ -16,6 +16,7 @@ __all__ = [
     "Rise",
     "Surface",
     "Theory",
+    "Variation",
     "constant_perturbations",
     "cosine",
     "directions",
@@ -24,6 +25,7 @@ __all__ = [
     "open_run",
     "rise",
     "surface_of",
+    "theorem_1",
     "theorem_2",
     "trace",
 ]

@@ -1,8 +1,12 @@
-"""Theorem 2 of the FedLESAM paper beside what really happens, on quadratic losses where everything is known.
+"""The theorems of the FedLESAM paper beside what really happens, on quadratic losses where everything is known.
 
-The theorem bounds the bias of the estimate, unit(w_{t-1} - w_t) - unit(gradient of F at w_t), for one local step and
+Theorem 2 bounds the bias of the estimate, unit(w_{t-1} - w_t) - unit(gradient of F at w_t), for one local step and
 full participation, by 3 sigma_l'^2 + 3 sigma_g'^2 + 3 (L lr_g lr)^2. It states this of the norm; its proof is about the
 squared norm (docs/errata.md, 12). Both are measured here, with the project's own rounds.
+
+Of Theorem 1 its one difference between FedSAM and FedLESAM is measured: Delta, which comes from Lemma 2, the mean of
+norm(e_k - e_0)^2 over clients, for the perturbations e_k of a round's local steps. It is 0 for whatever does not change
+in a round, a random direction included (docs/errata.md, 13).
 """
 
 from collections.abc import Sequence
@@ -17,9 +21,12 @@ from fedlesam.algorithms import Algorithm
 from fedlesam.checks import check_count, check_number
 from fedlesam.federation import Federation
 from fedlesam.local import LocalTraining
+from fedlesam.probes.estimate import cosine
 from fedlesam.probes.loss import GlobalLoss
+from fedlesam.probes.replay import lockstep
+from fedlesam.rules.base import RoundResult, State
 from fedlesam.rules.correction import NoCorrection
-from fedlesam.rules.perturbation import GlobalAscent
+from fedlesam.rules.perturbation import Ascent, GlobalAscent, LocalAscent
 from fedlesam.rules.server import Average
 
 STEPS = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
@@ -167,6 +174,87 @@ def theorem_2(
                 mean_square=fmean(bias**2 for bias in biases),
             )
         )
+    return found
+
+
+@dataclass(frozen=True)
+class Variation:
+    """How much a perturbation changes in a round, and whether it points where it should."""
+
+    perturbation: str
+    mean: float
+    largest: float
+    """Of the mean over clients of norm(e_k - e_0)^2, over steps k > 0 and rounds; norm(e) = rho."""
+    bound: float
+    """Lemma 2's for FedSAM, 2 E^2 L^2 lr^2 rho^2."""
+    cosine: float
+    """With the global gradient at the start of the round, mean over clients, steps and rounds."""
+    measured: int
+    """Rounds."""
+
+
+@dataclass(frozen=True)
+class RandomDirection(Ascent):
+    """The same random direction for all clients and steps of a round: as constant as FedLESAM's, and about nothing."""
+
+    draw: torch.Generator | None = None
+
+    def initial(self, anchor: Tensor) -> State:
+        return {"u": _unit(torch.randn(anchor.shape, generator=self.draw, dtype=anchor.dtype))}
+
+    def constant(self, anchor: Tensor, mine: State, ours: State) -> Tensor | None:
+        return self.rho * ours["u"]
+
+    def aggregate(self, ours: State, result: RoundResult) -> State:
+        return self.initial(result.anchor)
+
+
+def theorem_1(
+    *,
+    step: float = 0.1,
+    local_steps: int = 5,
+    rho: float = 0.1,
+    dimensions: int = 10,
+    clients: int = 10,
+    samples: int = 8,
+    starts: int = 2,
+    rounds: int = 4,
+    seed: int = 0,
+) -> list[Variation]:
+    """Delta for FedSAM, FedLESAM and a random direction, on one quadratic problem: exact gradients, all clients active.
+
+    `step` is L * lr with the largest L of a client. FedLESAM has no perturbation in the first round, which is left out.
+    """
+    draw = seeds.generator(seed, "probe")
+    shards = quadratics(dimensions, clients, samples, draw)
+    smoothness = max(float(x[:, dimensions:].mean(0).max()) for x, _ in shards)
+    begin = 3 * torch.randn(starts, dimensions, generator=draw, dtype=torch.float64)
+    local = LocalTraining(
+        lr=step / smoothness, epochs=local_steps, batch_size=samples, weight_decay=0.0, clip=None, loss=half_square
+    )
+    rules: dict[str, Ascent] = {
+        "fedsam": LocalAscent(rho),
+        "fedlesam": GlobalAscent(rho),
+        "random direction": RandomDirection(rho, draw),
+    }
+    found = []
+    for name, rule in rules.items():
+        algorithm, changes, cosines = Algorithm(rule, NoCorrection(), Average(), 1.0), [], []
+        for start in range(starts):
+            federation = Federation(Point(begin[start]), shards, algorithm, local, seed=seed)
+            loss = GlobalLoss(federation.model, shards, half_square)
+            for _ in range(rounds):
+                federation.round()
+                g = loss.gradient(federation.weights)[1]
+                first: dict[int, Tensor] = {}
+                for places in lockstep(federation, range(clients)):
+                    now = {place.client: place.e.clone() for place in places if place.moving and place.e is not None}
+                    cosines += [cosine(e, g) for e in now.values()]
+                    if first:
+                        changes.append(fmean(float((e - first[client]).norm()) ** 2 for client, e in now.items()))
+                    first = first or now
+        bound = 2 * (local_steps * step * rho) ** 2
+        found.append(Variation(name, fmean(changes), max(changes), bound, fmean(cosines), starts * rounds))
     return found
 
 

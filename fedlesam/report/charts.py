@@ -7,7 +7,7 @@ from itertools import accumulate
 
 import numpy as np
 
-from fedlesam.report.groups import Comparison, Group, shown
+from fedlesam.report.groups import Comparison, Group, is_about_how, shown
 from fedlesam.report.read import Measurement, Run
 
 COSTS = {
@@ -151,7 +151,7 @@ def probe_curves(comparison: Comparison) -> list[Chart]:
             Chart(
                 key=f"{probe}-{name}",
                 section=probe,
-                title=f"{probe.capitalize()}: {words}",
+                title=probe.capitalize() if words == probe else f"{probe.capitalize()}: {words}",
                 x_label="round",
                 y_label=words,
                 series=series,
@@ -169,7 +169,7 @@ def _family(name: str) -> str:
 
 def _about(measurements: list[Measurement]) -> str:
     told = {
-        ", ".join(f"{k.replace('_', ' ')} {shown(v)}" for k, v in one.about.items() if isinstance(v, int | float | str))
+        ", ".join(f"{k.replace('_', ' ')} {shown(v)}" for k, v in one.about.items() if is_about_how(k, v))
         for one in measurements
     }
     return f"Measured with {told.pop()}." if len(told) == 1 and "" not in told else ""

@@ -170,12 +170,9 @@ def _doubts(comparison: Comparison) -> list[str]:
         if name not in shared(comparison.federated) and any(name in g.settings for g in comparison.federated):
             told = _told(comparison.federated, lambda g, name=name: shown(g.settings.get(name, "unset")))  # type: ignore[misc]
             notes.append(f"The runs differ in more than the method, {name}: {told}.")
-    notes += [
-        f"{group.label} had all data in one place: a round of it is {_epochs(group)} over all of them, and it sends "
-        "nothing."
-        for group in comparison.groups
-        if group.centralised
-    ]
+    if alone := [group for group in comparison.groups if group.centralised]:
+        told = _told(alone, _epochs)
+        notes.append(f"Centralised training has all data in one place and sends nothing; a round of it is {told}.")
     if len({tuple(sorted(group.seeds)) for group in comparison.groups}) > 1:
         told = _told(comparison.groups, lambda g: f"{len(g.seeds)} ({', '.join(map(str, sorted(g.seeds)))})")
         notes.append(f"Not every method has the same seeds: {told}.")
@@ -200,11 +197,15 @@ def _doubts(comparison: Comparison) -> list[str]:
 
 def _epochs(group: Group) -> str:
     epochs = group.settings.get("epochs")
-    return "an epoch" if epochs == 1 else f"{epochs} epochs"
+    return "one epoch over all data" if epochs == 1 else f"{epochs} epochs over all data"
 
 
-OF_A_MODEL = ("weights", "algorithm", "seed", "rounds", "clients")
-"""What a measurement says of the model and where it was taken, not of how."""
+OF_A_MODEL = ("weights", "algorithm", "seed", "rounds", "clients", "of")
+"""What a measurement says of the model and its clients, not of how it was made."""
+
+
+def is_about_how(name: str, value: object) -> bool:
+    return isinstance(value, int | float | str) and not isinstance(value, bool) and name not in OF_A_MODEL
 
 
 def _probe_doubts(groups: list[Group]) -> list[str]:
@@ -214,7 +215,7 @@ def _probe_doubts(groups: list[Group]) -> list[str]:
             made = [(one.probe, one.about) for probe in run.probes for one in run.series(probe)]
             made += [(f"surface-{d}d", found.about) for d in (1, 2) if (found := run.surface(d)) is not None]
             for probe, about in made:
-                known = {k: v for k, v in about.items() if isinstance(v, int | float | str) and k not in OF_A_MODEL}
+                known = {k: v for k, v in about.items() if is_about_how(k, v) or isinstance(v, bool)}
                 told = ", ".join(f"{k} {shown(v)}" for k, v in known.items())
                 abouts[probe].setdefault(told, []).append(group.label)
     return [

@@ -5,6 +5,7 @@
   const on = groups.map(() => true);
   const DASH = { "-": "solid", "--": "dash", ":": "dot", "-.": "dashdot" };
   const SCENES = 12; // browsers keep about sixteen WebGL contexts alive
+  const SHOWN = 0.8; // the share of all losses below the top of the scale
   const coarse = matchMedia("(pointer: coarse)").matches;
   const webgl = (() => { try { return !!document.createElement("canvas").getContext("webgl"); } catch { return false; } })();
 
@@ -58,6 +59,18 @@
         hovertemplate: `%{y:.4g}${range}<extra>${safe(groups[s.group].label)}</extra>`,
       });
     }
+    const once = shown.length > 0 && shown.every((s) => values(s.x).length === 1) && !panel.against;
+    if (once) {  // a single look at each model: side by side, not on a line of rounds
+      traces.splice(0, traces.length, ...shown.map((s) => {
+        const [mean] = values(s.mean), low = s.low === null ? mean : values(s.low)[0], high = s.high === null ? mean : values(s.high)[0];
+        return {
+          x: [safe(groups[s.group].label)], y: [mean], type: "scatter", mode: "markers", name: safe(groups[s.group].label),
+          marker: { size: 11, color: colour(s.group) }, meta: { group: s.group },
+          error_y: { type: "data", symmetric: false, array: [high - mean], arrayminus: [mean - low], color: colour(s.group) },
+          hovertemplate: `%{y:.4g}<extra>after round ${values(s.x)[0]}</extra>`,
+        };
+      }));
+    }
     const y = axis(chart.y, { type: chart.log ? "log" : "linear", exponentformat: "power" });
     if (chart.floor && shown.length) {
       const means = shown.map((s) => values(s.mean));
@@ -66,11 +79,11 @@
       const bottom = Math.max(0, tenth - 5);
       y.range = [bottom, top + 0.04 * Math.max(top - bottom, 1)];
     }
-    const label = panel.against || chart.x;
+    const label = panel.against || (once ? "" : chart.x);
     const revision = `${panel.chosen} ${panel.against} ${chart.floor ? on : ""}`;
     Plotly.react(panel.plot, traces, look({
-      xaxis: axis(label, { rangemode: panel.against ? "tozero" : "normal" }), yaxis: y, uirevision: revision,
-      hovermode: shown.length <= 8 ? "x unified" : "closest",
+      xaxis: axis(label, { rangemode: panel.against ? "tozero" : "normal", type: once ? "category" : "linear" }),
+      yaxis: y, uirevision: revision, hovermode: shown.length <= 8 && !once ? "x unified" : "closest",
     }), { ...config, toImageButtonOptions: { format: "svg", filename: chart.key } });
     panel.plot.setAttribute("aria-label", `${chart.title}: a line chart of ${shown.map((s) => groups[s.group].label).join(", ")}`);
     panel.about.textContent = chart.about;
@@ -88,7 +101,7 @@
     panel.about.textContent = split.about;
   }
 
-  let camera = { eye: { x: 1.45, y: 1.45, z: 0.9 } };
+  let camera = { eye: { x: 1.55, y: 1.55, z: 0.95 } };
   let turning = false;
   function turn(panel, from, to) {
     camera = to;
@@ -106,9 +119,10 @@
     const solid = panel.view === "3-D" && webgl && shown.length <= SCENES;
     const log = panel.log.checked;
     const height = (v) => (v === null || (log && v <= 0) ? null : log ? Math.log10(v) : v);
-    const all = panel.options.flatMap((s) => s.loss.flat()).map(height).filter((v) => v !== null);
-    const low = all.reduce((a, b) => Math.min(a, b), Infinity), high = all.reduce((a, b) => Math.max(a, b), -Infinity);
-    panel.range.textContent = `${(log ? 10 ** low : low).toPrecision(3)} to ${(log ? 10 ** high : high).toPrecision(3)}`;
+    const all = panel.options.flatMap((s) => s.loss.flat()).map(height).filter((v) => v !== null).sort((a, b) => a - b);
+    // as in the pictures: the walls beyond would flatten everything else
+    const low = all[0] ?? 0, high = Math.max(all[Math.ceil(SHOWN * (all.length - 1))] ?? 1, low + 1e-6);
+    panel.range.textContent = `${(log ? 10 ** low : low).toPrecision(3)} to ${(log ? 10 ** high : high).toPrecision(3)}, cut off there`;
     panel.about.textContent = panel.view === "3-D" && !solid
       ? webgl ? `More than ${SCENES} surfaces are drawn as contours; hide some methods to rotate the others.` : "This browser has no WebGL: surfaces are drawn as contours."
       : panel.said;
@@ -134,10 +148,11 @@
         keys(plot, (to) => turn(panel, null, to));
       }
       const plot = figure.querySelector(".plot");
-      const common = { x: s.x, y: s.y, z: s.loss.map((row) => row.map(height)), colorscale: "Cividis", showscale: false };
+      const cut = (v) => (height(v) === null ? null : Math.min(height(v), high));
+      const common = { x: s.x, y: s.y, z: s.loss.map((row) => row.map(cut)), customdata: s.loss, colorscale: "Cividis", showscale: false };
       if (plot.data && (plot.data[0].type === "surface") !== solid) Plotly.purge(plot);
       const fresh = !plot.data;
-      const hover = `x %{x:.3g}, y %{y:.3g}: ${log ? "log10 of " : ""}loss %{z:.4g}<extra></extra>`;
+      const hover = "x %{x:.3g}, y %{y:.3g}: loss %{customdata:.4g}<extra></extra>";
       if (solid) {
         const side = (title) => ({ title: { text: title }, gridcolor: paint("--line"), color: paint("--soft"), tickfont: { size: 10 } });
         Plotly.react(plot, [{ ...common, type: "surface", cmin: low, cmax: high, hovertemplate: hover }], look({
@@ -170,7 +185,7 @@
         const around = Math.atan2(y, x) + (step ? step[0] * 0.15 : 0);
         const up = Math.min(1.5, Math.max(-1.5, Math.atan2(z, flat) + (step ? step[1] * 0.12 : 0)));
         const eye = { x: far * Math.cos(up) * Math.cos(around), y: far * Math.cos(up) * Math.sin(around), z: far * Math.sin(up) };
-        turned(event.key === "0" ? { eye: { x: 1.45, y: 1.45, z: 0.9 } } : { ...camera, eye });
+        turned(event.key === "0" ? { eye: { x: 1.55, y: 1.55, z: 0.95 } } : { ...camera, eye });
         return;
       }
       const { xaxis, yaxis } = plot._fullLayout;

@@ -53,7 +53,8 @@ def chart_picture(chart: Chart, groups: list[Group], paths: list[Path]) -> list[
         figure = Figure(figsize=(COLUMN, 2.3 + 0.14 * rows), layout="constrained")
         axes = figure.subplots()
         _curves(axes, chart, groups, 1.0)
-        axes.set(xlabel=chart.x_label, ylabel=plain(chart.y_label))
+        own = chart.section == "learning"  # a number of a probe says too little without the probe's name
+        axes.set(xlabel=chart.x_label, ylabel=plain(chart.y_label if own else chart.title.lower()))
         if len(chart.series) > 1:
             figure.legend(loc="outside lower center", ncol=columns, frameon=False, handlelength=2.2, columnspacing=1.0)
         return [save(figure, path, PAPER_DOTS) for path in paths]

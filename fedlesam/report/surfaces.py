@@ -9,6 +9,7 @@ import matplotlib
 import numpy as np
 from matplotlib import rc_context
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from fedlesam.report.pictures import COLUMN, PAPER, PAPER_DOTS, plain, save
 from fedlesam.report.read import Surface
@@ -81,7 +82,8 @@ def contours(surfaces: Mapping[str, Surface]) -> Figure:
         axes.set(title=_title(name, found), aspect="equal")
         axes.set(xticks=(found.x[0], 0, found.x[-1]), yticks=(found.y[0], 0, found.y[-1]))
         axes.label_outer()
-    figure.colorbar(shades, ax=panels, label="global training loss", shrink=0.9, format="%.3g", pad=0.02)
+    ticks = MaxNLocator(7)
+    figure.colorbar(shades, ax=panels, label="global training loss", shrink=0.9, format="%.3g", pad=0.02, ticks=ticks)
     return figure
 
 
@@ -94,7 +96,9 @@ def heights(surfaces: Mapping[str, Surface]) -> Figure:
         drawn = axes.plot_surface(
             x, y, values, cmap=COLOURS, vmin=low, vmax=high, rstride=1, cstride=1, linewidth=0, antialiased=False
         )
-        axes.set(title=_title(name, found), zlim=(low, high))
+        axes.set_title(_title(name, found), pad=-4)
+        axes.set(zlim=(low, high))
+        axes.set_box_aspect((4, 4, 3), zoom=1.1)
         axes.tick_params(labelsize=6, pad=-3)
         axes.set(xticks=(found.x[0], 0, found.x[-1]), yticks=(found.y[0], 0, found.y[-1]))
         axes.view_init(elev=28, azim=-60)

@@ -58,7 +58,7 @@ class Table:
         """`method` gives, for the name of a method, the attributes of its row and what stands in its cell."""
         head = "".join(f'<th scope="col"{_number(c)}>{escape(c.name)}</th>' for c in self.columns)
         names = [column.name for column in self.columns]
-        body = ""
+        body, before = "", None
         for row in self.shown():
             attributes, cells = "", ""
             for i, (column, cell) in enumerate(zip(self.columns, row, strict=True)):
@@ -67,7 +67,8 @@ class Table:
                     attributes, content = method(cell)
                 tag = 'th scope="row"' if i == names.index("method") else "td"
                 cells += f"<{tag}{_number(column)}>{content}</{tag[:2]}>"
-            body += f"<tr{attributes}>{cells}</tr>\n"
+            part = ' class="first"' if names[0] != "method" and before not in (None, row[0]) else ""
+            body, before = f"{body}<tr{attributes}{part}>{cells}</tr>\n", row[0]
         return f"<table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody>\n</table>"
 
     def shown(self) -> list[list[str]]:
