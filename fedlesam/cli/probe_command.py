@@ -374,15 +374,16 @@ def _show_theory(text: str, as_json: bool) -> None:
         "perturbation",
         "change, mean",
         "largest",
-        "Lemma 2's bound for FedSAM",
+        "FedSAM's bound",
         "cosine with the global gradient",
     ]
     print_table(
         columns, [[d.perturbation, *(f"{x:.2g}" for x in (d.mean, d.largest, d.bound, d.cosine))] for d in deltas]
     )
     click.echo(
-        "\nChange: norm(e_k - e_0)^2 of a round's steps k, mean over clients. Delta is made of it, and is 0 for all that is "
-        "constant\nin a round: it does not tell FedLESAM's estimate from a random direction (docs/errata.md, 13)."
+        "\nChange: norm(e_k - e_0)^2 of a round's steps k, mean over clients; the bound is Lemma 2's. Delta is made of "
+        "it and is 0\nfor all that is constant in a round: it does not tell FedLESAM's estimate from a random "
+        "direction (docs/errata.md, 13)."
     )
 
 

@@ -418,8 +418,8 @@ def heat(item: Item, bench: Bench) -> Sheet:
 def theory(item: Item, bench: Bench) -> Sheet:
     """Theorem 2: its bound beside what was measured. Theorem 1: Delta, all that it says of FedLESAM."""
     notes = (
-        "Theorem 1's bound is not checked: its proof and its statement disagree; Delta is 0 for any perturbation that is "
-        "constant in a round, a random one included (docs/errata.md, 13)",
+        "Theorem 1's bound is not checked: its proof and its statement disagree; Delta is 0 for any perturbation that "
+        "is constant in a round, a random one included (docs/errata.md, 13)",
     )
     found = instruments.theory()
     if isinstance(found, str):
@@ -428,7 +428,7 @@ def theory(item: Item, bench: Bench) -> Sheet:
         delta["perturbation"]: tuple(Cell(float(delta[key])) for key in ("mean", "largest", "bound", "cosine"))
         for delta in found["delta"]
     }
-    heads = ("change, mean", "change, largest", "Lemma 2's bound for FedSAM", "cosine with the global gradient")
+    heads = ("change, mean", "change, largest", "FedSAM's bound, Lemma 2", "cosine with the global gradient")
     columns = ("bias, median", "bias, largest", "mean square", "bound", "norm within", "square within")
     rows: Mapping[str, tuple[Cell, ...]] = {
         f"L lr = {step['step']:g}": (

@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from fedlesam import config as configs
 from fedlesam.cli import cli, main
 from fedlesam.config import RunConfig
+from fedlesam.federation import Record
 from fedlesam.probes import GlobalLoss, open_run, readings
 from fedlesam.runner import execute
 from fedlesam.runs import RunFolder
@@ -112,6 +113,7 @@ def test_theory(call: Call) -> None:
     found = json.loads(out)
     assert found["settings"]["batch"] == 2
     assert all(line["holds_squared"] for line in found["steps"])
+    assert [line["perturbation"] for line in found["delta"]] == ["fedsam", "fedlesam", "random direction"]
     assert not found["steps"][0]["holds_as_printed"]
 
 
@@ -122,7 +124,10 @@ def test_theory(call: Call) -> None:
         (["sam", "--probe", "sharpnes"], "unknown probe 'sharpnes': did you mean 'sharpness'?"),
         (["sam", "--probe", "surface:points=0"], "points must be a whole number from 3, got 0"),
         (["sam", "--probe", "surface:pints=3"], "unknown option 'pints': did you mean 'points'?"),
-        (["sam", "--probe", "drift"], "needs the clients' memories, which a finished run has no more"),
+        (
+            ["sam", "--probe", "drift"],
+            "of what clients remember, and this run is finished",
+        ),
         (["sam", "--probe", "hessian:k=999"], "k must be below the model's 310 parameters"),
         (["theory", "sam"], "theory looks at no run"),
         (["theory:clients=0"], "clients must be a whole number from 1, got 0"),
@@ -161,6 +166,60 @@ def test_two_runs_of_one_method_are_told_apart(call: Call) -> None:
     out = call("probe", "sam", "again", "--probe", "sharpness:steps=1,samples=5,local=no")[1]
     assert "fedsam sam" in out
     assert "fedsam again" in out
+
+
+class Stop(KeyboardInterrupt):
+    """As Ctrl-C is."""
+
+
+@pytest.mark.parametrize("algorithm", ["fedlesam", "fedsmoo"])
+def test_at_a_checkpoint_the_same_numbers_as_while_training(tmp_path: Path, call: Call, algorithm: str) -> None:
+    """What clients remember comes from the checkpoint, and the run is not changed."""
+    wanted = ["drift:every=1,samples=20", "estimate:every=1,samples=20", "sharpness:every=1,samples=20,steps=2"]
+    execute(tiny(algorithm=algorithm, rounds=4, probe=" ".join(wanted)), tmp_path / "whole")
+
+    def stop(record: Record) -> None:
+        if record.round == 2:
+            raise Stop
+
+    with pytest.raises(Stop):
+        execute(tiny(algorithm=algorithm, rounds=4), tmp_path / "part", watch=stop)
+    before = {path: path.read_bytes() for path in (tmp_path / "part").rglob("*") if path.is_file()}
+    code, out, _ = call("probe", str(tmp_path / "part"), *(word for text in wanted for word in ("--probe", text)))
+    assert code == 0
+    assert "full_drift" not in out
+    expected = {r.probe: r for r in readings.read(tmp_path / "whole" / "probes.jsonl") if r.round == 3}
+    found = {r.probe: r for r in readings.read(tmp_path / "part" / "probes.jsonl")}
+    assert found.keys() == expected.keys() == {"drift", "estimate", "sharpness"}
+    assert "trained_mean" in found["sharpness"].values
+    without = {"cosine_previous", "step_norm"} if algorithm == "fedsmoo" else set()  # no client has the model before
+    for probe, reading in found.items():
+        assert reading.about == expected[probe].about
+        assert reading.values == {k: v for k, v in expected[probe].values.items() if k not in without}
+    assert {path: path.read_bytes() for path in before} == before
+    execute(tiny(algorithm=algorithm, rounds=4), tmp_path / "part")
+    models = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "part")]
+    assert models[0] == models[1]
+
+
+def test_centralised_training_is_measured_on_the_clients_of_the_others(call: Call) -> None:
+    """Unequal clients: the mean over them is not the mean over all samples."""
+    split = "dirichlet-by-class:0.5"
+    execute(tiny(algorithm="fedavg", split=split), Path("fed"))
+    execute(tiny(algorithm="fedavg", split="pooled", clients=None, active=1.0), Path("pool"))
+    probe = ["--probe", "sharpness:samples=0,steps=1,local=no,trained=no"]
+    code, out, _ = call("probe", "pool", "fed", *probe, "--tables", "t", "--json")
+    assert code == 0
+    lines = json.loads(out)["readings"]
+    assert [line["method"] for line in lines] == ["centralised SGD", "fedavg"]
+    theirs, own = GlobalLoss.of(open_run(Path("fed"))), open_run(Path("pool"))
+    assert lines[0]["values"]["loss"] == pytest.approx(theirs.value(own.weights), rel=1e-6)
+    assert lines[0]["about"]["clients"] == "those of fed"
+    assert lines[0]["about"]["samples"] == lines[1]["about"]["samples"]
+    alone = json.loads(call("probe", "pool", *probe, "--json")[1])["readings"][0]
+    assert alone["values"]["loss"] == pytest.approx(GlobalLoss.of(own).value(own.weights), rel=1e-6)
+    assert alone["values"]["loss"] != pytest.approx(lines[0]["values"]["loss"], rel=1e-4)
+    assert Path("t/sharpness.csv").read_text().startswith("method,run,round,loss,")
 
 
 def test_the_examples_of_the_help_parse(call: Call) -> None:

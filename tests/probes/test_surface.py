@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from matplotlib import rc_context
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from PIL import Image
 from safetensors import safe_open
@@ -24,9 +25,11 @@ from fedlesam.data.batches import Batches
 from fedlesam.evaluation import combine, score_batches
 from fedlesam.models.flat import FlatModel
 from fedlesam.models.small import cnn
-from fedlesam.probes import GlobalLoss, Grid, Surface, directions, surface_of
+from fedlesam.probes import GlobalLoss, Grid, directions, surface_of
 from fedlesam.probes import surface as surface_room
 from fedlesam.report import surfaces as pictures
+from fedlesam.report.pictures import PAPER
+from fedlesam.report.read import Surface
 from fedlesam.runner import execute
 
 SMALL = Grid(dims=2, points=5, span=0.5, samples=0)
@@ -177,12 +180,12 @@ def bowl(height: float, dims: int = 2, walls: float = 0.0) -> Surface:
     x = np.linspace(-1, 1, 11)
     loss = height * (x**2 if dims == 1 else x[None] ** 2 + x[:, None] ** 2) + 0.1
     loss[(0,) * dims] += walls
-    return Surface(x, loss, 1 - loss / 10, {})
+    return Surface(x, x if dims == 2 else np.empty(0), loss, 1 - loss / 10, {})
 
 
 def test_one_scale_for_all(tmp_path: Path) -> None:
     surfaces = {"fedavg": bowl(1.0), "fedlesam": bowl(0.2), "fedsam": bowl(3.0, walls=np.inf)}
-    low, high = pictures.scale_of(surfaces)
+    low, high = pictures.scale_of(list(surfaces.values()))
     assert low == pytest.approx(0.1)
     assert high < 4
     contours, heights = pictures.contours(surfaces), pictures.heights(surfaces)
@@ -199,7 +202,9 @@ def test_one_scale_for_all(tmp_path: Path) -> None:
 
 
 def test_pictures_are_files(tmp_path: Path) -> None:
-    both = [("fedavg", bowl(1.0)), ("my method", bowl(2.0)), ("fedavg", bowl(1.0, 1)), ("my method", bowl(2.0, 1))]
+    one, other = ("#0072B2", "-"), ("#D55E00", "--")
+    both = [("fedavg", one, bowl(1.0)), ("my method", other, bowl(2.0))]
+    both += [("fedavg", one, bowl(1.0, 1)), ("my method", other, bowl(2.0, 1))]
     drawn = pictures.draw(both, tmp_path / "deep" / "figures")
     assert {p.name for p in drawn} == {
         f"surface-{name}.{kind}" for name in ("1d", "2d-contours", "2d-heights") for kind in ("png", "pdf")
@@ -214,4 +219,21 @@ def test_pictures_are_files(tmp_path: Path) -> None:
 
 def test_a_flat_surface_can_be_drawn(tmp_path: Path) -> None:
     flat = dataclasses.replace(bowl(0.0), loss=np.full((11, 11), 0.3))
-    assert len(pictures.draw([("fedavg", flat)], tmp_path)) == 4
+    assert len(pictures.draw([("fedavg", ("#0072B2", "-"), flat)], tmp_path)) == 4
+    nothing = dataclasses.replace(bowl(0.0), loss=np.full((11, 11), np.inf))
+    assert len(pictures.draw([("fedavg", ("#0072B2", "-"), nothing)], tmp_path)) == 4
+
+
+def test_the_titles_of_nine_methods_have_room() -> None:
+    names = ["centralised SGD", "fedlesam rho=0.5 weighting=examples", *(f"fedlesam-s lr={i}.25" for i in range(7))]
+    surfaces = dict.fromkeys(names, bowl(1.0))
+    with rc_context(PAPER):
+        for figure in (pictures.contours(surfaces), pictures.heights(surfaces)):
+            canvas = FigureCanvasAgg(figure)
+            canvas.draw()
+            boxes = [a.title.get_window_extent(canvas.get_renderer()) for a in figure.axes if a.get_title()]
+            assert len(boxes) == 9
+            for i, box in enumerate(boxes):
+                assert not any(box.overlaps(other) for other in boxes[i + 1 :])
+                assert box.x0 >= 0
+                assert box.y1 <= figure.bbox.y1

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from fedlesam import seeds
-from fedlesam.probes import theorem_2
+from fedlesam.probes import theorem_1, theorem_2
 from fedlesam.probes.theory import quadratics
 
 
@@ -59,6 +59,36 @@ def test_batches_add_noise_that_the_bound_knows() -> None:
 def test_in_one_dimension_there_is_no_bias() -> None:
     found = theorem_2((0.5,), dimensions=1, starts=3, rounds=2)[0]
     assert found.bias_max == pytest.approx(0, abs=1e-12)
+
+
+def test_delta_is_nothing_for_whatever_is_constant_in_a_round() -> None:
+    """FedSAM's first step against a computation by hand: e = rho * unit(a_i (v - c_i)), v after a step at v + e."""
+    sam, lesam, random = theorem_1(starts=1, rounds=1, local_steps=2, clients=3)
+    assert lesam.mean == lesam.largest == random.mean == random.largest == 0
+    assert 0 < sam.mean <= sam.largest <= sam.bound == pytest.approx(2 * (2 * 0.1 * 0.1) ** 2)
+    assert lesam.cosine > 0.9
+    assert abs(random.cosine) < 0.9
+    draw = seeds.generator(0, "probe")
+    shards = [x.numpy() for x, _ in quadratics(10, 3, 8, draw)]
+    w = (3 * torch.randn(1, 10, generator=draw, dtype=torch.float64)).numpy()[0]
+    curvatures = [x[:, 10:].mean(0) for x in shards]
+    centres = [(x[:, :10] * x[:, 10:]).mean(0) for x in shards]
+    lr = 0.1 / max(a.max() for a in curvatures)
+
+    def ascents(start: np.ndarray) -> tuple[list[list[np.ndarray]], np.ndarray]:
+        found, ends = [], []
+        for a, b in zip(curvatures, centres, strict=True):
+            v, mine = start, []
+            for _ in range(2):
+                g = a * v - b
+                mine.append(0.1 * g / (np.linalg.norm(g) + 1e-7))
+                v = v - lr * (a * (v + mine[-1]) - b)
+            found.append(mine)
+            ends.append(v)
+        return found, np.mean(ends, axis=0)
+
+    found, _ = ascents(ascents(w)[1])
+    assert sam.mean == pytest.approx(np.mean([np.sum((two - one) ** 2) for one, two in found]), rel=1e-6)
 
 
 def test_bad_settings() -> None:

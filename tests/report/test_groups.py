@@ -49,7 +49,9 @@ def test_a_method_with_other_settings_is_another_line_that_says_so(tmp_path: Pat
     assert len({group.look for group in found.groups}) == 4
     assert found.groups[1].look == ("#D55E00", "--"), "the method's own"
     assert found.baseline is found.groups[0], "the one most like the others"
-    assert any("differ in more than the method, split: dirichlet:0.1 (fedavg, fedlesam" in note for note in found.notes)
+    assert found.groups[3].look == ("#7F7F7F", "-"), "grey: no competitor"
+    assert not any("differ in more than the method" in note for note in found.notes), "it cannot be otherwise"
+    assert any("a round of it is one epoch over all data (centralised SGD)" in note for note in found.notes)
     assert any("Not every method has the same seeds" in note for note in found.notes)
 
 
@@ -118,8 +120,12 @@ def test_surfaces_along_other_directions_are_noted(tmp_path: Path) -> None:
     a, b = fake_run(tmp_path / "a", "fedavg", probes=True), fake_run(tmp_path / "b", "fedsam", probes=True)
     assert compare_runs(runs(a, b)).notes == []
     axis = np.linspace(-1, 1, 3)
-    about = {"about": json.dumps({"seed": 1, "samples": 1000, "weights": "abc"})}
-    save_file({"x": axis, "y": axis, "loss": np.ones((3, 3))}, b / "surface-2d.safetensors", about)
+    about = {"about": json.dumps({"seed": 1, "directions_seed": 1, "samples": 1000, "weights": "abc"})}
+    save_file(
+        {"x": axis, "y": axis, "loss": np.ones((3, 3)), "accuracy": np.ones((3, 3))},
+        b / "surface-2d.safetensors",
+        about,
+    )
     [note] = compare_runs(runs(a, b)).notes
     assert "surface-2d was not made in the same way everywhere" in note
     assert "seed 1, samples 1000 (fedsam)" in note

@@ -18,7 +18,13 @@ from fedlesam.report.tabular import Cell, Column, Table, two
 
 
 def run(
-    accuracies: list[float | None], algorithm: str = "fedavg", seed: int = 0, *, sent: int = 1, memory: int = 0
+    accuracies: list[float | None],
+    algorithm: str = "fedavg",
+    seed: int = 0,
+    *,
+    sent: int = 1,
+    memory: int = 0,
+    split: str = "iid",
 ) -> Run:
     """A round sends `sent` MB down and one up, takes half a second and ten backward passes."""
     records = [
@@ -29,7 +35,7 @@ def run(
     known = [value for value in accuracies if value is not None]
     accuracy = {"last": known[-1], "mean_of_last": sum(known) / len(known), "best": max(known)} if known else {}
     summary = {"state": "finished", "accuracy": accuracy, "parameters": 500_000, "client_memory_bytes": memory}
-    config = RunConfig(algorithm=algorithm, seed=seed, rounds=len(records), clients=4)
+    config = RunConfig(algorithm=algorithm, seed=seed, rounds=len(records), clients=4, split=split)
     return Run(Path(f"{algorithm}-{seed}"), config, summary, records)
 
 
@@ -119,6 +125,19 @@ def test_a_run_that_has_done_nothing_yet_costs_nothing() -> None:
     assert [row["method"] for row in rows(costs(both))] == ["fedavg"]
     assert group_to_target(both.groups[1], 0.5).spent is None
     assert results(both).shown()[1][:2] == ["fedsam", "–"]
+
+
+def test_centralised_training_sends_nothing_and_is_no_baseline() -> None:
+    alone = run([0.6], "fedavg", split="pooled")
+    found = compare_runs([alone, run([0.5], "fedsam")])
+    assert found.baseline is None, "it is not FedAvg"
+    both = compare_runs([run([0.5]), alone])
+    _, costs_of_it = rows(costs(both))
+    assert costs_of_it["method"] == "centralised SGD"
+    assert (costs_of_it["MB down"], costs_of_it["MB up"], costs_of_it["backward passes ×"]) == ("", "", "")
+    assert float(costs_of_it["backward passes"]) > 0
+    _, reached = rows(to_targets(both, [0.5]))
+    assert (reached["reached"], reached["rounds"], reached["MB sent"], reached["rounds ×"]) == ("yes", "1.0", "", "")
 
 
 def test_default_targets_are_what_fedavg_reaches() -> None:

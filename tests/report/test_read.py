@@ -73,6 +73,6 @@ def test_bad_surfaces_are_named(tmp_path: Path) -> None:
     path.write_bytes(b"no tensors")
     with pytest.raises(ValueError, match=r"surface-2d.safetensors: is not a loss surface"):
         read_run(folder).surface(2)
-    save_file({"x": np.zeros(3), "y": np.zeros(2), "loss": np.zeros((3, 2))}, path)
+    save_file({"x": np.zeros(3), "y": np.zeros(2), "loss": np.zeros((3, 2)), "accuracy": np.zeros((3, 2))}, path)
     with pytest.raises(ValueError, match=r"loss has the shape \(3, 2\), not \(2, 3\)"):
         read_run(folder).surface(2)
