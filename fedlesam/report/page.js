@@ -101,7 +101,7 @@
     panel.about.textContent = split.about;
   }
 
-  let camera = { eye: { x: 1.55, y: 1.55, z: 0.95 } };
+  let camera = { eye: { x: 1.35, y: 1.35, z: 1.45 } };
   let turning = false;
   function turn(panel, from, to) {
     camera = to;
@@ -157,7 +157,7 @@
         const side = (title) => ({ title: { text: title }, gridcolor: paint("--line"), color: paint("--soft"), tickfont: { size: 10 } });
         Plotly.react(plot, [{ ...common, type: "surface", cmin: low, cmax: high, hovertemplate: hover }], look({
           margin: { l: 0, r: 0, t: 0, b: 0 }, dragmode: "turntable",
-          scene: { camera, aspectmode: "cube", xaxis: side(""), yaxis: side(""), zaxis: { ...side(""), range: [low, high] } },
+          scene: { camera, aspectmode: "manual", aspectratio: { x: 1, y: 1, z: 0.7 }, xaxis: side(""), yaxis: side(""), zaxis: { ...side(""), range: [low, high] } },
         }), config);
         if (fresh) {
           for (const event of ["plotly_relayouting", "plotly_relayout"]) {
@@ -185,7 +185,7 @@
         const around = Math.atan2(y, x) + (step ? step[0] * 0.15 : 0);
         const up = Math.min(1.5, Math.max(-1.5, Math.atan2(z, flat) + (step ? step[1] * 0.12 : 0)));
         const eye = { x: far * Math.cos(up) * Math.cos(around), y: far * Math.cos(up) * Math.sin(around), z: far * Math.sin(up) };
-        turned(event.key === "0" ? { eye: { x: 1.55, y: 1.55, z: 0.95 } } : { ...camera, eye });
+        turned(event.key === "0" ? { eye: { x: 1.35, y: 1.35, z: 1.45 } } : { ...camera, eye });
         return;
       }
       const { xaxis, yaxis } = plot._fullLayout;

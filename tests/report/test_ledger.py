@@ -24,7 +24,7 @@ def run(
     *,
     sent: int = 1,
     memory: int = 0,
-    split: str = "iid",
+    split: str = RunConfig().split,
 ) -> Run:
     """A round sends `sent` MB down and one up, takes half a second and ten backward passes."""
     records = [
