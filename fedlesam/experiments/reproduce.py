@@ -8,6 +8,8 @@ from pathlib import Path
 from fedlesam import disk
 from fedlesam.build import load_data
 from fedlesam.config import RunConfig
+from fedlesam.data.domain_sets import is_domains, parse
+from fedlesam.data.formats.domains import find
 from fedlesam.experiments import estimate, plan, sheets, writing
 from fedlesam.experiments.items import Item
 from fedlesam.experiments.plan import Only
@@ -93,10 +95,10 @@ def reproduce(wish: Wish, out: Path, begin: Begin = lambda _: lambda _: None, sa
         return Outcome(made, failed)
 
 
-def possible(wish: Wish, say: Say = lambda _: None) -> plan.Plan:
+def possible(wish: Wish, say: Say = lambda _: None, *, decode: bool = True) -> plan.Plan:
     """The plan; runs whose data set is not there are holes."""
     planned = wish.plan()
-    absent = _absent(planned, say)
+    absent = _absent(planned, say, decode)
     runs = {ask: configs for ask, configs in planned.runs.items() if _source(configs[0]) not in absent}
     lost = {ask: absent[_source(configs[0])] for ask, configs in planned.runs.items() if ask not in runs}
     return dataclasses.replace(planned, runs=runs, holes={**planned.holes, **lost})
@@ -106,15 +108,22 @@ def _source(config: RunConfig) -> tuple[str, str | None]:
     return config.data, config.data_dir
 
 
-def _absent(planned: plan.Plan, say: Say) -> dict[tuple[str, str | None], str]:
-    """Data sets that cannot be had. Loading them here, once, also spares the jobs decoding the same files at once."""
+def _absent(planned: plan.Plan, say: Say, decode: bool) -> dict[tuple[str, str | None], str]:
+    """Data sets that cannot be had. Loading them here, once, also spares the jobs decoding the same files at once.
+
+    Without `decode` images with domains are only listed: there may be half a million.
+    """
     absent = {}
     for source in dict.fromkeys(_source(config) for configs in planned.runs.values() for config in configs):
+        name, folder = source
         try:
-            load_data(RunConfig(data=source[0], data_dir=source[1]))
+            if is_domains(name) and not decode:
+                find(parse(name), Path(folder) if folder else None)
+            else:
+                load_data(RunConfig(data=name, data_dir=folder))
         except ValueError as error:
             absent[source] = str(error)
-            say(f"{source[0]}: left out, its cells are marked: {error}")
+            say(f"{name}: left out, its cells are marked: {error}")
     return absent
 
 
