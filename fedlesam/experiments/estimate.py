@@ -32,9 +32,8 @@ TWICE = ("fedsam", "mofedsam", "fedgamma", "fedsmoo")
 
 def seconds(config: RunConfig) -> float:
     """Of one core. A guess where the model or the data set is not known."""
-    train, test = (
-        _domain_samples(config.data) if is_domains(config.data) else SAMPLES.get(config.data, (50_000, 10_000))
-    )
+    known = SAMPLES.get(config.data, SAMPLES["cifar10"])
+    train, test = _domain_samples(config.data) if is_domains(config.data) else known
     train = config.samples or train
     per = PER_SAMPLE.get(config.model.partition(":")[0], PER_SAMPLE["cnn"])
     active = config.active if isinstance(config.active, float) else config.active / (config.clients or 1)
