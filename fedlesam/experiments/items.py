@@ -49,10 +49,9 @@ class Ask:
     @property
     def label(self) -> str:
         ratio = f", rho/lr {self.ratio:g}" if self.ratio is not None else ""
-        clients = (
-            f"{self.clients} client{'s' if self.clients > 1 else ''}{' per domain' if is_domains(self.data) else ''}"
-        )
-        return f"{self.method} {self.column}, {clients}{ratio}"
+        clients = f"{self.clients} client{'s' if self.clients > 1 else ''}"
+        each = " per domain" if is_domains(self.data) else ""
+        return f"{self.method} {self.column}, {clients}{each}{ratio}"
 
 
 @dataclass(frozen=True)

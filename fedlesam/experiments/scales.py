@@ -112,9 +112,9 @@ SCALES = {
                 "model: a cnn of three convolutions (24,000 weights at 10 classes), not ResNet-18 (11 million)",
                 "rounds: 100, not 800; so the learning rate ends higher",
                 "evaluation: every second round",
-                "OfficeHome and DomainNet: PACS in their place, four domains of 7 classes at 96 x 96 pixels, at most 40 "
-                "images of a class in a domain, always the same ones, also of the domain left out: 280 test images, so "
-                "a standard error of an accuracy is up to 3 points",
+                "OfficeHome and DomainNet: PACS in their place, four domains of 7 classes at 96 x 96 pixels, at most "
+                "40 images of a class in a domain, always the same ones, also of the domain left out: 280 test images, "
+                "so a standard error of an accuracy is up to 3 points",
                 "PACS: EfficientNet-Lite0 pretrained on ImageNet (3.4 million weights, BatchNorm), not ViT-B/32 (87 "
                 "million)",
                 "PACS: 10 rounds of 1 epoch with 1 client per domain, 25 rounds of 2 epochs with 10, which is as many "
@@ -135,7 +135,7 @@ SCALES = {
 }
 
 EVERYWHERE: dict[str, Value] = {"lr": 0.1, "weight_decay": 1e-3, "clip": 10.0, "clip_scope": "corrected"}
-"""If not said otherwise; epochs and batch size follow the data set, lr decay, alpha, lam and on CIFAR rho the method."""
+"""If not said otherwise; epochs and batch size follow the data set, lr decay, alpha, lam and CIFAR's rho the method."""
 
 
 def on_scale(item: Item, scale: Scale) -> Item:

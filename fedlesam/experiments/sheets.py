@@ -98,8 +98,8 @@ def accuracy(item: Item, bench: Bench) -> Sheet:
         )
     if any(ask.data == bench.stand_in for ask in item.asks):
         notes.append(
-            f"{bench.stand_in} stands in for OfficeHome and DomainNet; the paper prints nothing for it. Places: 1 is the "
-            "highest average over the targets, among the methods shown"
+            f"{bench.stand_in} stands in for OfficeHome and DomainNet; the paper prints nothing for it. Places: 1 is "
+            "the highest average over the targets, among the methods shown"
         )
     if item.name == "table3":
         notes.append("the paper's upper rows of FedLESAM and FedLESAM-D repeat the lower ones (docs/errata.md, 6)")
