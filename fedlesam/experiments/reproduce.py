@@ -12,16 +12,20 @@ from fedlesam.data.domain_sets import is_domains, parse
 from fedlesam.data.formats.domains import find
 from fedlesam.experiments import estimate, plan, sheets, writing
 from fedlesam.experiments.items import Item
+from fedlesam.experiments.page import page
 from fedlesam.experiments.plan import Only
 from fedlesam.experiments.results import Results
 from fedlesam.experiments.scales import CHOICES, Scale
 from fedlesam.experiments.sheet import Sheet
 from fedlesam.experiments.sweep import Sweep, Task, Watch
-from fedlesam.report.read import read_run
+from fedlesam.report.read import Run, read_run
+from fedlesam.report.write import write_report
 
 Say = Callable[[str], None]
 Begin = Callable[[Sequence[Task]], Watch]
 """Told what is left to do; gives back who is told of its progress."""
+REPORTED = 40
+"""Runs of one report: more curves are not read."""
 
 
 @dataclass(frozen=True)
@@ -90,8 +94,9 @@ def reproduce(wish: Wish, out: Path, begin: Begin = lambda _: lambda _: None, sa
                 sheet = dataclasses.replace(sheet, notes=(*sheet.notes, short))
             made.append(sheet)
             _write(sheet, wish, bench.folder)
-        page = writing.page(f"FedLESAM, {wish.scale.name} scale", [_with_terms(s, wish) for s in made], bench.folder)
-        disk.write_text(bench.folder / "index.html", page)
+        report = _report([run for some in runs.values() for run in some], bench.folder)
+        title = f"The FedLESAM paper beside ours, {wish.scale.name} scale"
+        disk.write_text(bench.folder / "index.html", page(title, made, wish.terms(), report))
         return Outcome(made, failed)
 
 
@@ -125,6 +130,16 @@ def _absent(planned: plan.Plan, say: Say, decode: bool) -> dict[tuple[str, str |
             absent[source] = str(error)
             say(f"{name}: left out, its cells are marked: {error}")
     return absent
+
+
+def _report(runs: list[Run], folder: Path) -> str:
+    """The report on the runs, where they can be compared and are not too many; its name, or nothing."""
+    file = folder / "report.html"
+    if not 0 < len(runs) <= REPORTED or len({(run.config.data, run.config.model) for run in runs}) > 1:
+        file.unlink(missing_ok=True)
+        return ""
+    write_report(runs, file)
+    return file.name
 
 
 def _with_terms(sheet: Sheet, wish: Wish) -> Sheet:

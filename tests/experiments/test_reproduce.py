@@ -17,6 +17,7 @@ from fedlesam.cli import main
 from fedlesam.config import RunConfig
 from fedlesam.experiments import estimate, plan, sheets
 from fedlesam.experiments.items import ITEMS, SETTINGS, Ask
+from fedlesam.experiments.page import page
 from fedlesam.experiments.paper import tables
 from fedlesam.experiments.plan import Only, parse_only
 from fedlesam.experiments.reproduce import Wish, reproduce
@@ -24,7 +25,7 @@ from fedlesam.experiments.results import Results
 from fedlesam.experiments.scales import CHOICES, SCALES, settle
 from fedlesam.experiments.sheet import Block, Cell, Sheet
 from fedlesam.experiments.sweep import Sweep, Task, Watch
-from fedlesam.experiments.writing import latex, markdown, page, table_csv
+from fedlesam.experiments.writing import latex, markdown, table_csv
 from fedlesam.report.read import Run
 
 SMOKE = SCALES["smoke"]
@@ -131,7 +132,7 @@ def check_page(folder: Path) -> None:
     """It needs no other file."""
     text = (folder / "results" / "index.html").read_text()
     assert all(f'<section id="{name}">' in text for name in ITEMS)
-    assert not re.findall(r'(?:src|href)="(?!data:)', text)
+    assert not re.findall(r'(?:src|href)="(?!data:|#)', text)
 
 
 def check_that_nothing_is_repeated(folder: Path) -> None:
@@ -410,4 +411,4 @@ def test_a_sheet_in_every_form(tmp_path: Path) -> None:
     lines = list(csv.reader(table_csv(sheet).splitlines()))
     assert lines[1][:6] == ["table0", "upper", "fedavg", "one", "70", "0.5"] and lines[1][8:10] == ["-6", "↓"]
     assert len({len(line) for line in lines}) == 1 and len(lines) == 5
-    assert "100 % &lt;away&gt;" in page("t", [sheet], tmp_path)
+    assert "100 % &lt;away&gt;" in page("t", [sheet])
