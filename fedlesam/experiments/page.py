@@ -1,6 +1,7 @@
 """All sheets as one HTML file that needs no other, in the style of the report."""
 
 import base64
+import dataclasses
 import re
 from collections.abc import Sequence
 from html import escape
@@ -13,9 +14,9 @@ from fedlesam.experiments import writing
 from fedlesam.experiments.sheet import Block, Cell, Sheet
 
 LEGEND = (
-    "A cell is ours; below it the paper's, and the difference: = the same, or within two deviations; ↑ ↓ ours is higher or "
-    "lower; — a hole, explained below the table. Kendall's tau: 1 if the methods are in the paper's order, -1 if in the "
-    "opposite one."
+    "A cell is ours; below it the paper's, and the difference: = the same, or within two deviations; ↑ ↓ ours is "
+    "higher or lower; — a hole, explained below the table. Kendall's tau: 1 if the methods are in the paper's order, "
+    "-1 if in the opposite one."
 )
 
 CSS = """
@@ -39,7 +40,7 @@ def page(title: str, sheets: Sequence[Sheet], terms: Sequence[str] = (), report:
         about += f' <a href="{quote(report)}">All curves and costs of these runs</a>.'
     chips = "\n".join(f'<a class="chip" href="#{sheet.name}">{escape(_spoken(sheet.name))}</a>' for sheet in sheets)
     style = files("fedlesam.report").joinpath("page.css").read_text("utf-8") + CSS
-    body = "\n".join([_terms(terms), *map(_section, sheets)])
+    body = "\n".join([_terms(terms), *(_section(sheet, terms) for sheet in sheets)])
     return f"""<!doctype html>
 <html lang="en">
 <head>
@@ -76,17 +77,17 @@ def _terms(terms: Sequence[str]) -> str:
     return "<section>" + "\n".join(parts) + "</section>" if parts else ""
 
 
-def _section(sheet: Sheet) -> str:
+def _section(sheet: Sheet, terms: Sequence[str]) -> str:
     parts = [f'<section id="{sheet.name}">\n<h2>{escape(f"{_spoken(sheet.name)}: {sheet.title}")}</h2>']
     if sheet.blocks:
-        forms = (
-            ("CSV", "csv", writing.table_csv),
-            ("Markdown", "md", writing.markdown),
-            ("LaTeX", "tex", writing.latex),
-        )
+        full = dataclasses.replace(sheet, notes=(*sheet.notes, *terms))
         links = "".join(
-            f'<a download="{sheet.name}.{ending}" href="data:text/plain;charset=utf-8,{quote(write(sheet))}">{name}</a>'
-            for name, ending, write in forms
+            f'<a download="{sheet.name}.{ending}" href="data:text/plain;charset=utf-8,{quote(text)}">{name}</a>'
+            for name, ending, text in (
+                ("CSV", "csv", writing.table_csv(sheet)),
+                ("Markdown", "md", writing.markdown(full)),
+                ("LaTeX", "tex", writing.latex(full)),
+            )
         )
         parts.append(f'<span class="saves">{links}</span>')
     parts += map(_block, sheet.blocks)
