@@ -3,7 +3,7 @@
 import base64
 import dataclasses
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from importlib.metadata import version
 from importlib.resources import files
@@ -33,11 +33,12 @@ ul.small { margin-top: .9rem; max-width: 100ch; }
 """
 
 
-def page(title: str, sheets: Sequence[Sheet], terms: Sequence[str] = (), report: str = "") -> str:
-    """`terms` stand once, above all: the reductions open, the choices folded. `report` is a file beside the page."""
-    about = escape(LEGEND)
-    if report:
-        about += f' <a href="{quote(report)}">All curves and costs of these runs</a>.'
+def page(
+    title: str, sheets: Sequence[Sheet], terms: Sequence[str] = (), reports: Mapping[str, Path] | None = None
+) -> str:
+    """`terms` stand once, above all: the reductions open, the choices folded. `reports` lie beside the page."""
+    links = "; ".join(f'<a href="{quote(path.name)}">{escape(name)}</a>' for name, path in (reports or {}).items())
+    about = escape(LEGEND) + (f"<br>Curves and costs of the runs: {links}." if links else "")
     chips = "\n".join(f'<a class="chip" href="#{sheet.name}">{escape(_spoken(sheet.name))}</a>' for sheet in sheets)
     style = files("fedlesam.report").joinpath("page.css").read_text("utf-8") + CSS
     body = "\n".join([_terms(terms), *(_section(sheet, terms) for sheet in sheets)])

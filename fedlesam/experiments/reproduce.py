@@ -18,14 +18,15 @@ from fedlesam.experiments.results import Results
 from fedlesam.experiments.scales import CHOICES, Scale
 from fedlesam.experiments.sheet import Sheet
 from fedlesam.experiments.sweep import Sweep, Task, Watch
+from fedlesam.names import file_name
 from fedlesam.report.read import Run, read_run
 from fedlesam.report.write import write_report
 
 Say = Callable[[str], None]
 Begin = Callable[[Sequence[Task]], Watch]
 """Told what is left to do; gives back who is told of its progress."""
-REPORTED = 40
-"""Runs of one report: more curves are not read."""
+REPORTS = 8
+"""Each is a file of some megabytes; `fedlesam report` makes any other."""
 
 
 @dataclass(frozen=True)
@@ -94,9 +95,9 @@ def reproduce(wish: Wish, out: Path, begin: Begin = lambda _: lambda _: None, sa
                 sheet = dataclasses.replace(sheet, notes=(*sheet.notes, short))
             made.append(sheet)
             _write(sheet, wish, bench.folder)
-        report = _report([run for some in runs.values() for run in some], bench.folder)
+        reports = _reports([run for some in runs.values() for run in some], bench.folder)
         title = f"The FedLESAM paper beside ours, {wish.scale.name} scale"
-        disk.write_text(bench.folder / "index.html", page(title, made, wish.terms(), report))
+        disk.write_text(bench.folder / "index.html", page(title, made, wish.terms(), reports))
         return Outcome(made, failed)
 
 
@@ -132,14 +133,21 @@ def _absent(planned: plan.Plan, say: Say, decode: bool) -> dict[tuple[str, str |
     return absent
 
 
-def _report(runs: list[Run], folder: Path) -> str:
-    """The report on the runs, where they can be compared and are not too many; its name, or nothing."""
-    file = folder / "report.html"
-    if not 0 < len(runs) <= REPORTED or len({(run.config.data, run.config.model) for run in runs}) > 1:
-        file.unlink(missing_ok=True)
-        return ""
-    write_report(runs, file)
-    return file.name
+def _reports(runs: list[Run], folder: Path) -> dict[str, Path]:
+    """A report on the runs of each split and data set, by its name, unless there are too many."""
+    for stale in folder.glob("report-*.html"):
+        stale.unlink()
+    alike: dict[str, dict[Path, Run]] = {}
+    for run in runs:
+        config = run.config
+        clients = f", {config.clients} clients" if config.clients is not None else ""
+        alike.setdefault(f"{config.data}, {config.split}{clients}", {})[run.path] = run
+    if len(alike) > REPORTS:
+        return {}
+    files = {name: folder / f"report-{file_name(name)}.html" for name in alike}
+    for name, file in files.items():
+        write_report(list(alike[name].values()), file)
+    return files
 
 
 def _with_terms(sheet: Sheet, wish: Wish) -> Sheet:
