@@ -25,7 +25,7 @@ td, thead th:not(:first-child) { text-align: right; }
 td small { display: block; color: var(--soft); font-size: .8rem; line-height: 1.3; }
 td.hole { color: var(--soft); }
 tr.tau > * { border-top: 2px solid var(--line); color: var(--soft); }
-.card img { display: block; width: 100%; max-width: 62rem; margin: 0 auto; background: #fff; border-radius: 6px; }
+.card img { display: block; max-width: 100%; margin: 0 auto; background: #fff; border-radius: 6px; }
 details.card > summary { font-size: 1rem; }
 section > .card, section > .cards, section > aside { margin-top: 1rem; }
 main ul { margin: .4rem 0 0; padding-left: 1.15rem; }
@@ -137,7 +137,8 @@ def _cards(content: str) -> str:
 
 
 def _list(items: Sequence[str], kind: str = "") -> str:
-    return f'<ul class="{kind}">' + "".join(f"<li>{escape(item)}</li>" for item in items) + "</ul>"
+    opened = f'<ul class="{kind}">' if kind else "<ul>"
+    return opened + "".join(f"<li>{escape(item)}</li>" for item in items) + "</ul>"
 
 
 def _spoken(name: str) -> str:

@@ -66,7 +66,10 @@ def make(item: Item, bench: Bench) -> Sheet:
 
 
 def accuracy(item: Item, bench: Bench) -> Sheet:
-    """Tables 2 and 3: a part a client setting and measure, in the paper's shape; curves of every column."""
+    """Tables 2 and 3: a part a client setting and measure, in the paper's shape; curves of every column.
+
+    A stand-in has its own columns, with their average and the places of the methods in place of the paper's figures.
+    """
     blocks, drawn = [], []
     for setting in dict.fromkeys((ask.clients, ask.active) for ask in item.asks):
         asks = {(ask.method, ask.column): ask for ask in item.asks if (ask.clients, ask.active) == setting}

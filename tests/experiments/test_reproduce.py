@@ -405,4 +405,10 @@ def test_a_sheet_in_every_form(tmp_path: Path) -> None:
     lines = list(csv.reader(table_csv(sheet).splitlines()))
     assert lines[1][:6] == ["table0", "upper", "fedavg", "one", "70", "0.5"] and lines[1][8:10] == ["-6", "↓"]
     assert len({len(line) for line in lines}) == 1 and len(lines) == 5
-    assert "100 % &lt;away&gt;" in page("t", [sheet])
+    shown = page("t", [sheet], ["reduction: fewer", "choice: ours"], {"a & b": tmp_path / "report-1.html"})
+    assert '<td class="hole" title="100 % &lt;away&gt;">—<small>1.00</small></td>' in shown
+    assert "<td>70.00 ± 0.50<small>76.00 (↓ -6.00)</small></td>" in shown and "<details" in shown
+    assert "<strong>Reduced against the paper</strong><ul><li>fewer</li></ul>" in shown
+    assert '<a href="report-1.html">a &amp; b</a>' in shown and "<h3>upper</h3>" in shown
+    folded = dataclasses.replace(sheet, blocks=(dataclasses.replace(sheet.blocks[0], folded=True),))
+    assert "<summary>upper</summary>" in page("t", [folded])
