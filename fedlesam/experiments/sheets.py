@@ -162,7 +162,8 @@ def gain(item: Item, bench: Bench) -> Sheet:
         whole = [asks for asks in cells.values() if all(bench.results.of(asks[m]) for m in methods if m in asks)]
         of = len({(ask.split, ask.clients) for ask in whole_table if ask.data == data})
         if 0 < len(whole) < of:
-            notes.append(f"{data}: the average of {len(whole)} of {of} cells")
+            whose = "the paper's " if data in printed.columns else ""
+            notes.append(f"{data}: the average of {len(whole)} of {whose}{of} cells")
         for method in methods:
             values = [bench.results.accuracy(asks[method]) for asks in whole if method in asks]
             mean = fmean(value.mean for value in values if value is not None) if values else None
