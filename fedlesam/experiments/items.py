@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from fedlesam.data.domain_sets import is_domains
 from fedlesam.experiments.paper import tables
 
 Kind = Literal[
@@ -48,7 +49,9 @@ class Ask:
     @property
     def label(self) -> str:
         ratio = f", rho/lr {self.ratio:g}" if self.ratio is not None else ""
-        return f"{self.method} {self.column}, {self.clients} clients{ratio}"
+        clients = f"{self.clients} client{'s' if self.clients > 1 else ''}"
+        each = " per domain" if is_domains(self.data) else ""
+        return f"{self.method} {self.column}, {clients}{each}{ratio}"
 
 
 @dataclass(frozen=True)

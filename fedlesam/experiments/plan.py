@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from fedlesam.config import RunConfig
 from fedlesam.experiments import estimate
-from fedlesam.experiments.items import DOMAINS, ITEMS, Ask, Item
-from fedlesam.experiments.scales import Scale, settle
+from fedlesam.experiments.items import ITEMS, Ask, Item
+from fedlesam.experiments.scales import SCALES, Scale, on_scale, settle
 from fedlesam.names import unknown
 
 KEYS: dict[str, Callable[[Ask], str]] = {
@@ -38,7 +38,7 @@ def parse_only(text: str) -> Only:
     """`methods=fedavg,fedlesam,splits=dirichlet-0.1`: what has no `=` belongs to the key before it."""
     found: dict[str, set[str]] = {}
     key = ""
-    every = [ask for item in ITEMS.values() for ask in item.asks]
+    every = [ask for item in ITEMS.values() for scale in SCALES.values() for ask in on_scale(item, scale).asks]
     for word in filter(None, (word.strip() for word in text.split(","))):
         before, equals, value = word.partition("=")
         key = before if equals else key
@@ -73,7 +73,10 @@ def make(
     items: Sequence[Item], only: Only, scale: Scale, seeds: int, data_dir: str | None = None, workers: int = 1
 ) -> Plan:
     """A run two tables need is planned once, with what any of them wants measured."""
-    kept = [dataclasses.replace(item, asks=tuple(ask for ask in item.asks if only.keeps(ask))) for item in items]
+    kept = [
+        dataclasses.replace(item, asks=tuple(ask for ask in on_scale(item, scale).asks if only.keeps(ask)))
+        for item in items
+    ]
     probes: dict[Ask, tuple[str, ...]] = {}
     for item in kept:
         for ask in item.asks:
@@ -93,15 +96,14 @@ def make(
 
 def price(item: Item, scale: Scale) -> str:
     """About what it takes with the scale's own number of seeds."""
-    trained = [ask for ask in item.trained if ask.data not in DOMAINS]
     if not item.asks:
         return "seconds"
-    if not trained:
-        return "not known"
     if scale.name == "full":
-        cost, unit = sum(estimate.gpu_seconds(ask, scale) for ask in trained) * scale.seeds, "GPU"
+        cost, unit = sum(estimate.gpu_seconds(ask, scale) for ask in item.trained) * scale.seeds, "GPU"
     else:
         plan = make([item], Only(), scale, scale.seeds)
+        if not plan.runs:
+            return "left out"
         different = {str(config): config for configs in plan.runs.values() for config in configs}
         cost, unit = sum(map(estimate.seconds, different.values())), "core"
     return f"{estimate.spoken(cost)} {unit}"

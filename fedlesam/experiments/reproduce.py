@@ -8,18 +8,25 @@ from pathlib import Path
 from fedlesam import disk
 from fedlesam.build import load_data
 from fedlesam.config import RunConfig
+from fedlesam.data.domain_sets import is_domains, parse
+from fedlesam.data.formats.domains import find
 from fedlesam.experiments import estimate, plan, sheets, writing
 from fedlesam.experiments.items import Item
+from fedlesam.experiments.page import page
 from fedlesam.experiments.plan import Only
 from fedlesam.experiments.results import Results
 from fedlesam.experiments.scales import CHOICES, Scale
 from fedlesam.experiments.sheet import Sheet
 from fedlesam.experiments.sweep import Sweep, Task, Watch
-from fedlesam.report.read import read_run
+from fedlesam.names import file_name
+from fedlesam.report.read import Run, read_run
+from fedlesam.report.write import write_report
 
 Say = Callable[[str], None]
 Begin = Callable[[Sequence[Task]], Watch]
 """Told what is left to do; gives back who is told of its progress."""
+REPORTS = 8
+"""Each is a file of some megabytes; `fedlesam report` makes any other."""
 
 
 @dataclass(frozen=True)
@@ -88,15 +95,16 @@ def reproduce(wish: Wish, out: Path, begin: Begin = lambda _: lambda _: None, sa
                 sheet = dataclasses.replace(sheet, notes=(*sheet.notes, short))
             made.append(sheet)
             _write(sheet, wish, bench.folder)
-        page = writing.page(f"FedLESAM, {wish.scale.name} scale", [_with_terms(s, wish) for s in made], bench.folder)
-        disk.write_text(bench.folder / "index.html", page)
+        reports = _reports([run for some in runs.values() for run in some], bench.folder)
+        title = f"The FedLESAM paper beside ours, {wish.scale.name} scale"
+        disk.write_text(bench.folder / "index.html", page(title, made, wish.terms(), reports))
         return Outcome(made, failed)
 
 
-def possible(wish: Wish, say: Say = lambda _: None) -> plan.Plan:
+def possible(wish: Wish, say: Say = lambda _: None, *, decode: bool = True) -> plan.Plan:
     """The plan; runs whose data set is not there are holes."""
     planned = wish.plan()
-    absent = _absent(planned, say)
+    absent = _absent(planned, say, decode)
     runs = {ask: configs for ask, configs in planned.runs.items() if _source(configs[0]) not in absent}
     lost = {ask: absent[_source(configs[0])] for ask, configs in planned.runs.items() if ask not in runs}
     return dataclasses.replace(planned, runs=runs, holes={**planned.holes, **lost})
@@ -106,16 +114,40 @@ def _source(config: RunConfig) -> tuple[str, str | None]:
     return config.data, config.data_dir
 
 
-def _absent(planned: plan.Plan, say: Say) -> dict[tuple[str, str | None], str]:
-    """Data sets that cannot be had. Loading them here, once, also spares the jobs decoding the same files at once."""
+def _absent(planned: plan.Plan, say: Say, decode: bool) -> dict[tuple[str, str | None], str]:
+    """Data sets that cannot be had. Loading them here, once, also spares the jobs decoding the same files at once.
+
+    Without `decode` images with domains are only listed: there may be half a million.
+    """
     absent = {}
     for source in dict.fromkeys(_source(config) for configs in planned.runs.values() for config in configs):
+        name, folder = source
         try:
-            load_data(RunConfig(data=source[0], data_dir=source[1]))
+            if is_domains(name) and not decode:
+                find(parse(name), Path(folder) if folder else None)
+            else:
+                load_data(RunConfig(data=name, data_dir=folder))
         except ValueError as error:
             absent[source] = str(error)
-            say(f"{source[0]}: left out, its cells are marked: {error}")
+            say(f"{name}: left out, its cells are marked: {error}")
     return absent
+
+
+def _reports(runs: list[Run], folder: Path) -> dict[str, Path]:
+    """A report on the runs of each split and data set, by its name, unless there are too many."""
+    for stale in folder.glob("report-*.html"):
+        stale.unlink()
+    alike: dict[str, dict[Path, Run]] = {}
+    for run in runs:
+        config = run.config
+        clients = f", {config.clients} clients" if config.clients is not None else ""
+        alike.setdefault(f"{config.data}, {config.split}{clients}", {})[run.path] = run
+    if len(alike) > REPORTS:
+        return {}
+    files = {name: folder / f"report-{file_name(name)}.html" for name in alike}
+    for name, file in files.items():
+        write_report(list(alike[name].values()), file)
+    return files
 
 
 def _with_terms(sheet: Sheet, wish: Wish) -> Sheet:

@@ -48,6 +48,8 @@ class Block:
     """Decimals; None shows four digits, where columns have different units."""
     ranked: bool = False
     """Whether the order of the rows in a column means something."""
+    folded: bool = False
+    """On the page to be opened by who wants it."""
 
     def taus(self) -> dict[str, float | None]:
         """Kendall's tau of each column, the paper's order of the methods against ours."""

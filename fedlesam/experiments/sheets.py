@@ -1,7 +1,7 @@
 """How each kind of table and figure is made from the runs."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 
@@ -11,14 +11,17 @@ from fedlesam import costs, lookup
 from fedlesam.algorithms import CATALOGUE, Algorithm
 from fedlesam.build import load_data
 from fedlesam.config import RunConfig
+from fedlesam.data.domain_sets import is_domains, parse
+from fedlesam.data.formats.domains import find
 from fedlesam.data.split_names import make_split
 from fedlesam.experiments import instruments, pictures
-from fedlesam.experiments.items import DOMAIN_SETTINGS, DOMAINS, ITEMS, RATIOS, SETTINGS, Ask, Item
+from fedlesam.experiments.items import DOMAIN_SETTINGS, DOMAINS, ITEMS, SETTINGS, Ask, Item
 from fedlesam.experiments.paper import tables
 from fedlesam.experiments.plan import Only
+from fedlesam.experiments.rankings import places
 from fedlesam.experiments.results import MEASURES, Number, Results, number
-from fedlesam.experiments.scales import settle
-from fedlesam.experiments.sheet import Block, Cell, Sheet
+from fedlesam.experiments.scales import on_scale, settle
+from fedlesam.experiments.sheet import Block, Cell, Sheet, Value
 from fedlesam.report.methods import method_name
 from fedlesam.report.pictures import accuracy_curves
 from fedlesam.report.read import Run
@@ -43,33 +46,63 @@ class Bench:
     def scale_name(self) -> str:
         return self.results.scale.name
 
+    @property
+    def stand_in(self) -> str:
+        """The data set in the place of those with domains, if any."""
+        domains = self.results.scale.domains
+        return domains.stand_in if domains is not None else ""
+
+    def no_ask(self, data: str) -> str:
+        """Why nothing of a data set was asked for."""
+        return f"{self.stand_in} stands in for it" if self.stand_in and data in DOMAINS else "left out by --only"
+
+    def data_sets(self, printed: Iterable[str]) -> tuple[str, ...]:
+        """The paper's and the stand-in."""
+        return (*printed, *filter(None, (self.stand_in,)))
+
 
 def make(item: Item, bench: Bench) -> Sheet:
     return MAKERS[item.kind](item, bench)
 
 
 def accuracy(item: Item, bench: Bench) -> Sheet:
-    """Tables 2 and 3: a part a client setting and measure, in the paper's shape; curves of every column."""
+    """Tables 2 and 3: a part a client setting and measure, in the paper's shape; curves of every column.
+
+    A stand-in has its own columns, with their average and the places of the methods in place of the paper's figures.
+    """
     blocks, drawn = [], []
     for setting in dict.fromkeys((ask.clients, ask.active) for ask in item.asks):
         asks = {(ask.method, ask.column): ask for ask in item.asks if (ask.clients, ask.active) == setting}
         columns = tuple(dict.fromkeys(column for _, column in asks))
         methods = tuple(dict.fromkeys(method for method, _ in asks))
+        printed = [column for column in columns if column in tables()[item.name].columns]
         for measure, name in MEASURES.items():
             rows = {
                 method: tuple(_accuracy(item, bench, asks[method, column], measure) for column in columns)
                 for method in methods
             }
-            blocks.append(Block(f"{PARTS[setting]}; {name}", columns, rows, ranked=True))
+            title = f"{PARTS[setting]}; {name}"
+            if printed:
+                blocks.append(Block(title, columns, rows, ranked=True, folded=measure != "last"))
+                continue
+            means = {method: (*cells, _average(cells)) for method, cells in rows.items()}
+            blocks.append(Block(title, (*columns, "average"), means, folded=measure != "last"))
+            if measure == "last":
+                blocks += _places(item, bench, PARTS[setting], {m: cells[-1] for m, cells in means.items()}, columns)
         for column in columns:
             runs = [run for method in methods for run in bench.results.of(asks[method, column])]
             if runs:
                 path = bench.folder / f"{item.name}-{column.replace('/', '-')}-{setting[0]}-clients.png"
                 drawn.append(accuracy_curves(runs, path, f"{column}, {PARTS[setting]}"))
-    notes = []
+    notes = [] if item.asks else ["hole: nothing is left by --only at this scale"]
     if bench.scale_name != "full":
         notes.append(
             "at a reduced scale the differences are the scale's; what can be compared is the order of the methods"
+        )
+    if any(ask.data == bench.stand_in for ask in item.asks):
+        notes.append(
+            f"{bench.stand_in} stands in for OfficeHome and DomainNet; the paper prints nothing for it. Places: 1 is "
+            "the highest average over the targets, among the methods shown"
         )
     if item.name == "table3":
         notes.append("the paper's upper rows of FedLESAM and FedLESAM-D repeat the lower ones (docs/errata.md, 6)")
@@ -77,10 +110,40 @@ def accuracy(item: Item, bench: Bench) -> Sheet:
 
 
 def _accuracy(item: Item, bench: Bench, ask: Ask, measure: str) -> Cell:
-    printed = tables()[item.name].figure(PARTS[ask.clients, ask.active], ask.method, ask.column)
-    assert printed is not None
+    printed = tables()[item.name].figure(PARTS[ask.clients, ask.active], ask.method, ask.column) or (None, None)
     found = bench.results.accuracy(ask, measure)
     return _cell(found, printed[0], printed[1], bench.results.hole(ask))
+
+
+def _average(cells: Sequence[Cell]) -> Cell:
+    """Ours alone, where all are there; nothing of nothing."""
+    values = [cell.ours for cell in cells if isinstance(cell.ours, float)]
+    hole = _first(cell.hole for cell in cells)
+    return Cell(fmean(values)) if values and not hole else Cell(hole=hole)
+
+
+def _first(texts: Iterable[str]) -> str:
+    return next(filter(None, texts), "")
+
+
+def _places(
+    item: Item, bench: Bench, part: str, averages: Mapping[str, Cell], columns: tuple[str, ...]
+) -> Iterator[Block]:
+    """The order of the methods on a stand-in beside their order by the paper's averages on its own data sets."""
+    ours = {method: float(cell.ours) for method, cell in averages.items() if isinstance(cell.ours, float)}
+    every = {ask.column for ask in on_scale(ITEMS[item.name], bench.results.scale).asks}
+    if len(ours) < 2 or not every <= set(columns):
+        return
+    printed = tables()[item.name]
+    sets = tuple(dict.fromkeys(column.partition("/")[0] for column in printed.columns))
+    theirs = {}
+    for data in sets:
+        mine = [i for i, column in enumerate(printed.columns) if column.startswith(f"{data}/")]
+        theirs[data] = places({m: fmean(float(printed.parts[part][m][i][0]) for i in mine) for m in ours})
+    found = places(ours)
+    rows = {m: tuple(Cell(float(found[m]), None, float(theirs[data][m])) for data in sets) for m in ours}
+    titles = tuple(f"{bench.stand_in} / {data}" for data in sets)
+    yield Block(f"{part}; place by the average, ours on {bench.stand_in} / the paper's", titles, rows, 0, ranked=True)
 
 
 def gain(item: Item, bench: Bench) -> Sheet:
@@ -88,45 +151,49 @@ def gain(item: Item, bench: Bench) -> Sheet:
     printed = tables()[item.name]
     methods = tuple(dict.fromkeys(ask.method for ask in item.asks))
     averages: dict[tuple[str, str], Cell] = {}
+    columns = bench.data_sets(printed.columns)
+    whole_table = on_scale(ITEMS[item.name], bench.results.scale).asks
     notes = []
-    for data in printed.columns:
+    for data in columns:
         cells: dict[tuple[object, ...], dict[str, Ask]] = {}
         for ask in item.asks:
             if ask.data == data:
                 cells.setdefault((ask.split, ask.clients), {})[ask.method] = ask
         whole = [asks for asks in cells.values() if all(bench.results.of(asks[m]) for m in methods if m in asks)]
-        of = len({(ask.split, ask.clients) for ask in ITEMS[item.name].asks if ask.data == data})
+        of = len({(ask.split, ask.clients) for ask in whole_table if ask.data == data})
         if 0 < len(whole) < of:
-            notes.append(f"{data}: the average of {len(whole)} of the paper's {of} cells")
+            whose = "the paper's " if data in printed.columns else ""
+            notes.append(f"{data}: the average of {len(whole)} of {whose}{of} cells")
         for method in methods:
             values = [bench.results.accuracy(asks[method]) for asks in whole if method in asks]
             mean = fmean(value.mean for value in values if value is not None) if values else None
             asked = next((asks[method] for asks in cells.values() if method in asks), None)
-            figure = printed.figure(item.part, method, data)
-            assert figure is not None
-            hole = "" if mean is not None else bench.results.hole(asked) if asked else "left out by --only"
+            figure = printed.figure(item.part, method, data) or (None, None)
+            why = _first(bench.results.hole(ask) for asks in cells.values() for ask in asks.values()) or "not run"
+            hole = "" if mean is not None else why if asked else bench.no_ask(data)
             averages[method, data] = Cell(mean, None, figure[0], hole=hole)
-    rows = {method: tuple(averages[method, data] for data in printed.columns) for method in methods}
+    rows = {method: tuple(averages[method, data] for data in columns) for method in methods}
     gains = {
-        f"{variant} - {base}": tuple(_minus(averages[variant, data], averages[base, data]) for data in printed.columns)
+        f"{variant} - {base}": tuple(_minus(averages[variant, data], averages[base, data]) for data in columns)
         for variant, base in BASES.items()
         if variant in methods and base in methods
     }
-    blocks = [Block("average accuracy, last round", printed.columns, rows, ranked=True)]
+    blocks = [Block("average accuracy, last round", columns, rows, ranked=True)]
     return Sheet(
         item.name,
         item.shows,
-        (*blocks, Block("gain", printed.columns, gains)) if gains else tuple(blocks),
+        (*blocks, Block("gain", columns, gains)) if gains else tuple(blocks),
         tuple(notes),
     )
 
 
 def _minus(left: Cell, right: Cell) -> Cell:
-    assert isinstance(left.paper, float) and isinstance(right.paper, float)
-    ours = left.ours - right.ours if isinstance(left.ours, float) and isinstance(right.ours, float) else None
-    return Cell(
-        ours, None, round(left.paper - right.paper, 2), hole="" if ours is not None else left.hole or right.hole
-    )
+    def less(one: Value | None, other: Value | None) -> float | None:
+        return one - other if isinstance(one, float) and isinstance(other, float) else None
+
+    ours, paper = less(left.ours, right.ours), less(left.paper, right.paper)
+    hole = "" if ours is not None else left.hole or right.hole
+    return Cell(ours, None, None if paper is None else round(paper, 2), hole=hole)
 
 
 def target(item: Item, bench: Bench) -> Sheet:
@@ -303,23 +370,34 @@ def data_sets(item: Item, bench: Bench) -> Sheet:
     """Table 6, counted in the files; the images themselves, so the same at every scale."""
     printed = tables()[item.name]
     rows = {}
-    for name, figures in printed.parts[item.part].items():
+    for name in bench.data_sets(printed.parts[item.part]):
         if bench.only.data and name not in bench.only.data:
             continue
+        figures = printed.parts[item.part].get(name) or ((None, None),) * len(printed.columns)
         ours: tuple[float | str | None, ...] = (None,) * len(figures)
-        hole = "its domains cannot be loaded in this version" if name in DOMAINS else ""
-        if not hole:
-            try:
-                found = load_data(RunConfig(data=name, data_dir=bench.data_dir))
-                size = " x ".join(map(str, found.shape))
-                ours = (float(len(found.train) + len(found.test)), float(len(found.classes)), 0.0, size)
-            except ValueError as error:
-                hole = str(error)
+        hole = ""
+        try:
+            ours = _counted(name, bench)
+        except ValueError as error:
+            hole = str(error)
         rows[name] = tuple(
-            Cell(o, None, p if isinstance(p, str) else float(p), hole=hole)
+            Cell(o, None, float(p) if isinstance(p, int | float) else p, hole=hole)
             for o, (p, _) in zip(ours, figures, strict=True)
         )
     return Sheet(item.name, item.shows, (Block("", printed.columns, rows, 0),))
+
+
+def _counted(name: str, bench: Bench) -> tuple[float | str, ...]:
+    """Images, classes, domains and size. Those with domains are listed and not decoded: there may be half a million."""
+    if not is_domains(name):
+        found = load_data(RunConfig(data=name, data_dir=bench.data_dir))
+        size = " x ".join(map(str, found.shape))
+        return float(len(found.train) + len(found.test)), float(len(found.classes)), 0.0, size
+    domains = bench.results.scale.domains
+    used = parse(f"{name}:{domains.options}" if domains is not None and name == domains.stand_in else name)
+    listed = find(replace(used, limit=None), Path(bench.data_dir) if bench.data_dir else None)
+    size = f"3 x {used.size} x {used.size}"
+    return float(len(listed.files)), float(len(listed.classes)), float(len(listed.domains)), size
 
 
 def surface(item: Item, bench: Bench) -> Sheet:
@@ -366,24 +444,20 @@ def drift(item: Item, bench: Bench) -> Sheet:
 
 def ablation(item: Item, bench: Bench) -> Sheet:
     """Figure 4: the mean over a data set's splits; the paper has no numbers for it."""
-    ratios = tuple(dict.fromkeys(ratio for values in RATIOS.values() for ratio in values))
+    ratios = tuple(dict.fromkeys(ask.ratio for ask in item.asks if ask.ratio is not None))
     panels: dict[str, tuple[pictures.Curve, float | None]] = {}
     rows = {}
     for data in dict.fromkeys(ask.data for ask in item.asks):
-        mine = [ask for ask in item.asks if ask.data == data]
 
-        def mean(asks: list[Ask]) -> float | None:
-            found = [value.mean for ask in asks if (value := bench.results.accuracy(ask)) is not None]
-            return fmean(found) if found and len(found) == len(asks) else None
+        def mean(ratio: float | None, data: str = data) -> Cell:
+            asks = [ask for ask in item.asks if (ask.data, ask.ratio) == (data, ratio)]
+            return _average([_cell(bench.results.accuracy(ask), None, None, bench.results.hole(ask)) for ask in asks])
 
-        base = mean([ask for ask in mine if ask.method == "fedavg"])
-        points = {ratio: mean([ask for ask in mine if ask.ratio == ratio]) for ratio in RATIOS[data]}
-        curve = [(ratio, value) for ratio, value in points.items() if value is not None]
+        rows[data] = (mean(None), *(mean(ratio) for ratio in ratios))
+        base, *found = (cell.ours for cell in rows[data])
+        curve = [(ratio, value) for ratio, value in zip(ratios, found, strict=True) if isinstance(value, float)]
         if curve:
-            panels[data] = (curve, base)
-        hole = "" if curve else bench.results.hole(mine[0])
-        cells = [Cell(points.get(ratio), hole=hole if ratio in points else "") for ratio in ratios]
-        rows[data] = (Cell(base, hole=hole), *cells)
+            panels[data] = (curve, base if isinstance(base, float) else None)
     columns = ("fedavg", *(f"rho/lr {ratio:g}" for ratio in ratios))
     drawn = (pictures.ablation(panels, bench.folder / f"{item.name}.png"),) if panels else ()
     notes = ("rho/lr: the paper's values are not printed; decades around the recommended ones are taken",)
@@ -445,7 +519,7 @@ def theory(item: Item, bench: Bench) -> Sheet:
     return Sheet(item.name, item.shows, blocks, notes)
 
 
-def _cell(ours: Number | None, paper: float | str, paper_spread: float | None, hole: str) -> Cell:
+def _cell(ours: Number | None, paper: float | str | None, paper_spread: float | None, hole: str) -> Cell:
     if ours is None:
         return Cell(None, None, paper, paper_spread, hole=hole or "nothing was evaluated")
     return Cell(ours.mean, ours.spread, paper, paper_spread)

@@ -1,10 +1,7 @@
-"""A sheet as Markdown, LaTeX, CSV, and as part of a page."""
+"""A sheet as Markdown, LaTeX and CSV."""
 
 import csv
-import html
 import io
-from collections.abc import Iterable
-from pathlib import Path
 
 from fedlesam.experiments.sheet import Block, Cell, Sheet, Value
 
@@ -24,7 +21,7 @@ def markdown(sheet: Sheet) -> str:
         table = _rows(block)
         lines += [_line(table[0]), _line(["---"] * len(table[0])), *map(_line, table[1:]), ""]
     lines += [f"![{picture.stem}]({picture.name})\n" for picture in sheet.pictures]
-    lines += [f"- {note}" for note in _notes(sheet)]
+    lines += [f"- {note}" for note in notes_of(sheet)]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -45,7 +42,7 @@ def latex(sheet: Sheet) -> str:
             r"\end{tabular}",
             r"\end{table}",
         ]
-    lines += [f"% {note}" for note in _notes(sheet)]
+    lines += [f"% {note}" for note in notes_of(sheet)]
     return "\n".join(lines) + "\n"
 
 
@@ -62,28 +59,6 @@ def table_csv(sheet: Sheet) -> str:
     return out.getvalue()
 
 
-def page(title: str, sheets: Iterable[Sheet], folder: Path) -> str:
-    """One file that needs no other; pictures are embedded. `folder` is where they lie."""
-    parts = [f"<h1>{html.escape(title)}</h1>", f"<p>{html.escape(LEGEND)}</p>"]
-    for sheet in sheets:
-        parts.append(f'<section id="{sheet.name}"><h2>{html.escape(f"{sheet.name}: {sheet.title}")}</h2>')
-        for block in sheet.blocks:
-            head, *rows = _rows(block)
-            parts.append(f"<h3>{html.escape(block.title)}</h3><table><tr>{_cells('th', head)}</tr>")
-            parts += [f"<tr>{_cells('td', row)}</tr>" for row in rows]
-            parts.append("</table>")
-        for picture in sheet.pictures:
-            parts.append(f'<img alt="{html.escape(picture.stem)}" src="{_embedded(folder / picture.name)}">')
-        parts.append("<ul>" + "".join(f"<li>{html.escape(note)}</li>" for note in _notes(sheet)) + "</ul></section>")
-    style = (
-        "body{font:15px/1.5 sans-serif;max-width:75em;margin:2em auto;padding:0 1em}table{border-collapse:collapse}"
-        "td,th{padding:.2em .7em;border-bottom:1px solid #ddd;text-align:right;white-space:nowrap}"
-        "td:first-child,th:first-child{text-align:left}img{max-width:100%}section{overflow-x:auto}"
-    )
-    about = f'<meta charset="utf-8"><title>{html.escape(title)}</title><style>{style}</style>'
-    return f'<!doctype html>\n<html lang="en"><head>{about}</head><body>\n' + "\n".join(parts) + "\n</body></html>\n"
-
-
 def _rows(block: Block) -> list[list[str]]:
     rows = [["", *block.columns]]
     rows += [[name, *(shown(cell, block.places) for cell in cells)] for name, cells in block.rows.items()]
@@ -94,20 +69,27 @@ def _rows(block: Block) -> list[list[str]]:
 
 
 def shown(cell: Cell, places: int | None) -> str:
+    ours, paper = figures(cell, places)
+    return f"{ours} / {paper}" if paper else ours
+
+
+def figures(cell: Cell, places: int | None) -> tuple[str, str]:
+    """Ours, and the paper's with the difference, which is empty if it has none."""
     ours = "—" if cell.ours is None else _text(cell.ours, places)
     if cell.spread is not None:
         ours += f" ± {_text(cell.spread, places)}"
     if cell.paper is None:
-        return ours
+        return ours, ""
     paper = _text(cell.paper, places)
     if cell.difference is None:
-        return f"{ours} / {paper}" + (f" ({cell.mark})" if cell.mark else "")
+        return ours, paper + (f" ({cell.mark})" if cell.mark else "")
     sign = "" if cell.difference < 0 else "+"
     change = "=" if cell.mark == "=" else f"{cell.mark} {sign}{_text(cell.difference, places)}"
-    return f"{ours} / {paper} ({change})"
+    return ours, f"{paper} ({change})"
 
 
-def _notes(sheet: Sheet) -> list[str]:
+def notes_of(sheet: Sheet) -> list[str]:
+    """What must be known to read it, the holes first."""
     holes = [f"hole, {count} cell{'s' if count > 1 else ''}: {why}" for why, count in sheet.holes().items()]
     return [*holes, *sheet.notes]
 
@@ -124,17 +106,7 @@ def _line(cells: list[str]) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
-def _cells(tag: str, cells: list[str]) -> str:
-    return "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in cells)
-
-
 def _tex(text: str) -> str:
     plain = "".join(f"\\{letter}" if letter in "%&#_$" else letter for letter in text)
     signs = {"±": r"$\pm$", "↑": r"$\uparrow$", "↓": r"$\downarrow$", "≠": r"$\neq$", "—": "--"}
     return "".join(signs.get(letter, letter) for letter in plain)
-
-
-def _embedded(picture: Path) -> str:
-    import base64
-
-    return f"data:image/png;base64,{base64.b64encode(picture.read_bytes()).decode()}"
