@@ -156,16 +156,16 @@ def test_full_scale_is_the_papers_protocol() -> None:
 
 
 def test_cpu_scale_is_the_reduction_it_says() -> None:
-    """40 images of a class, 10 rounds of an epoch; 25 of two where a fifth of the clients is active."""
+    """30 images of a class, 8 rounds of an epoch; 20 of two where a fifth of the clients is active."""
     few, many = (
         settle(Ask("fedgamma", "pacs", "photo", clients, active), CPU, 0, None, 1)
         for clients, active in ((1, 1.0), (10, 0.2))
     )
     assert isinstance(few, RunConfig) and isinstance(many, RunConfig)
-    assert few.data == many.data == "pacs:size=96,limit=40"
+    assert few.data == many.data == "pacs:size=96,limit=30"
     assert (few.model, few.lr, few.hyper["rho"]) == ("efficientnet-lite0", 0.05, 0.05)
-    assert (few.split, few.rounds, few.epochs) == ("leave-out:photo", 10, 1)
-    assert (many.split, many.rounds, many.epochs) == ("leave-out:photo,10", 25, 2)
+    assert (few.split, few.rounds, few.epochs) == ("leave-out:photo", 8, 1)
+    assert (many.split, many.rounds, many.epochs) == ("leave-out:photo,10", 20, 2)
     seen = [c.rounds * int(c.epochs or 0) * c.active for c in (few, many)]
     assert seen[0] == pytest.approx(seen[1])
     found = settle(Ask("fedlesam-s", "pacs", "photo", 1, 1.0, ratio=10.0), CPU, 0, None, 1)
