@@ -15,13 +15,13 @@ FAMILY = {
     name: i
     for i, names in enumerate(
         (
-            ("fedavg", "fedprox", "freesam-d"),
-            ("fedlesam", "fedadam"),
-            ("scaffold", "freesam"),
-            ("fedsam", "fedlesam-m"),
+            ("fedavg", "fedprox", "freesam-d", "fedlesam-released"),
+            ("fedlesam", "fedadam", "random-round"),
+            ("scaffold", "freesam", "fedlesam-released-s"),
+            ("fedsam", "fedlesam-m", "random-step"),
             ("fedlesam-s", "fedcm", "mofedsam"),
             ("fedgamma", "fedlesam-d"),
-            ("feddyn", "freesam-s"),
+            ("feddyn", "freesam-s", "fedlesam-released-d"),
             ("fedsmoo",),
         )
     )
@@ -36,7 +36,7 @@ def style(algorithm: str, taken: list[str]) -> Look:
     """
     if algorithm in FAMILY:
         shared = "-." if algorithm in ("fedprox", "mofedsam") else "-"
-        line = "--" if algorithm.startswith("fedlesam") else ":" if algorithm.startswith("freesam") else shared
+        line = "--" if algorithm.startswith("fedlesam") else ":" if algorithm.startswith(("freesam", "random")) else shared
         return COLOURS[FAMILY[algorithm]], line
     used = {FAMILY[name] for name in taken if name in FAMILY}
     left = [colour for i, colour in enumerate(COLOURS) if i not in used] or list(COLOURS)

@@ -1,4 +1,8 @@
-"""Perturbations to compare FedLESAM's with: what the released code computes, and directions that know nothing."""
+"""Perturbations to compare FedLESAM's with: what the released code computes, and directions that know nothing.
+
+The random ones draw from PyTorch's default generator, which the local loop seeds from (seed, round, client) before
+`constant` and, with the step's number, before every `ascend`.
+"""
 
 import dataclasses
 from collections.abc import Sequence
@@ -20,7 +24,7 @@ class ReleasedAscent(Ascent):
     -rho * G[j] / (sum over tensors k of abs(G[k]) + 1e-7). All clients have it from the server, from round 1 on.
     """
 
-    sizes: tuple[int, ...] = field(default=(), repr=False)
+    sizes: tuple[int, ...] = field(default=(), repr=False, compare=False)
     """Entries per tensor of the model; set by `shaped`."""
 
     def shaped(self, sizes: Sequence[int]) -> "ReleasedAscent":
