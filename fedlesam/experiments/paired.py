@@ -7,7 +7,8 @@ from statistics import fmean, stdev
 
 import numpy as np
 
-LEVEL = 0.95
+ALPHA = 0.05
+LEVEL = 1 - ALPHA
 POWER = 0.8
 DRAWS = 10_000
 """Of the bootstrap, and of the permutation test where not all sign flips can be tried."""
@@ -71,8 +72,8 @@ def holm(ps: Sequence[float]) -> list[float]:
     return found
 
 
-def verdict(mean: float, corrected: float, level: float = LEVEL) -> str:
+def verdict(mean: float, corrected: float) -> str:
     """Of a claim that the mean difference is above 0."""
-    if corrected >= 1 - level:
+    if corrected >= ALPHA:
         return "not confirmed"
     return "confirmed" if mean > 0 else "refuted"

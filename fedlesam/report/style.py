@@ -36,7 +36,9 @@ def style(algorithm: str, taken: list[str]) -> Look:
     """
     if algorithm in FAMILY:
         shared = "-." if algorithm in ("fedprox", "mofedsam") else "-"
-        line = "--" if algorithm.startswith("fedlesam") else ":" if algorithm.startswith(("freesam", "random")) else shared
+        line = (
+            "--" if algorithm.startswith("fedlesam") else ":" if algorithm.startswith(("freesam", "random")) else shared
+        )
         return COLOURS[FAMILY[algorithm]], line
     used = {FAMILY[name] for name in taken if name in FAMILY}
     left = [colour for i, colour in enumerate(COLOURS) if i not in used] or list(COLOURS)
