@@ -100,7 +100,7 @@ def _task(sweep: Sweep, found: Findings, trial: Trial, where: Where, tuning: boo
     arm, rho, seed = trial
     config = found.condition.config(arm, rho, seed, where, tuning)
     if not tuning and rho == found.chosen.get(arm):
-        config = found.condition.probed(config, arm)
+        config = found.condition.measured(config, arm)
     label = f"{arm}{'' if rho is None else f', rho {rho:g}'}, seed {seed}{', held out' if tuning else ''}"
     return sweep.task(config, label, estimate.seconds(config))
 

@@ -78,12 +78,13 @@ def make(study: Study, everything: Sequence[Findings], folder: Path, notes: tupl
             blocks.append(judged(f"{found.condition.name}: the claims of the paper", PAPER, found, with_cost=True))
             blocks.append(judged(f"{found.condition.name}: our questions", OURS, found))
         blocks.append(at_chosen(found))
-        if found.condition.measured:
+        if found.condition.probed:
             blocks.append(geometry(found))
         if found.condition.curve:
             blocks += [over_rho(found, tuning=True), over_rho(found, tuning=False)]
             curves = {arm: _curve(found, arm) for arm in found.condition.arms}
-            drawn.append(pictures.over_rho(curves, folder / f"{study.name}.png"))
+            if any(curves.values()):
+                drawn.append(pictures.over_rho(curves, folder / f"{study.name}.png"))
     if len(everything) > 1:
         blocks.insert(0, everywhere(everything))
     return Sheet(study.name, study.shows, tuple(blocks), notes, tuple(drawn))

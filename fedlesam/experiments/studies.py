@@ -71,8 +71,8 @@ class Condition:
     """Training images rho is chosen on."""
     curve: bool = False
     """Train every rho on the seeds of the results, not the chosen one alone."""
-    measured: bool = False
-    """Probe the runs at the chosen rho."""
+    probed: int = 0
+    """Training images the probes look at, of the runs at the chosen rho; 0 probes nothing."""
     paper: str = ""
     """A split of the paper's tables: the settings are then those of `reproduce` at this scale."""
     last: int = 20
@@ -96,12 +96,12 @@ class Condition:
         config = configs.resolve(configs.update(settled, chosen))
         return dataclasses.replace(config, probe=None)
 
-    def probed(self, config: RunConfig, arm: str) -> RunConfig:
+    def measured(self, config: RunConfig, arm: str) -> RunConfig:
         """Measured at five instants, sharpness also of the last model."""
-        every = max(1, config.rounds // 4)
-        probes = [f"sharpness:every={every},samples={PROBED},local=no,trained=no", f"estimate:every={every}"]
-        probes += [f"drift:every={every},full=no,samples={PROBED // 2}"] if ARMS[arm].base else []
-        return dataclasses.replace(config, probe=" ".join(probes)) if self.measured else config
+        often = f"every={max(1, config.rounds // 4)},samples={self.probed}"
+        probes = [f"sharpness:{often},local=no,trained=no", f"estimate:{often}"]
+        probes += [f"drift:{often},full=no"] if ARMS[arm].base else []
+        return dataclasses.replace(config, probe=" ".join(probes)) if self.probed else config
 
     def budget(self) -> str:
         runs = len(self.tuned) * len(self.rhos) * self.tuning_seeds
@@ -111,10 +111,6 @@ class Condition:
             f"{self.tuning_seeds} seed{plural} (from {TUNING_SEED} on) = {runs} runs, judged on {self.held_out:,} "
             f"training images that nobody trains on, the same for every arm; results: seeds 0 to {self.seeds - 1}"
         )
-
-
-PROBED = 1000
-"""Training images the probes look at."""
 
 
 @dataclass(frozen=True)
@@ -177,7 +173,7 @@ def studies(scale: Scale, seeds: int | None = None) -> dict[str, Study]:
         settings=digits,
         held_out=360,
         curve=True,
-        measured=True,
+        probed=40 if small else 800,
     )
     regime = dataclasses.replace(
         main,
@@ -186,7 +182,7 @@ def studies(scale: Scale, seeds: int | None = None) -> dict[str, Study]:
         tuning_seeds=1 if small else 2,
         seeds=seeds or (2 if small else 5),
         curve=False,
-        measured=False,
+        probed=0,
     )
     regimes = [
         dataclasses.replace(
@@ -203,6 +199,7 @@ def studies(scale: Scale, seeds: int | None = None) -> dict[str, Study]:
         settings={},
         held_out=100 if small else 5000,
         curve=False,
+        probed=40 if small else 1000,
         paper="dirichlet-0.1",
     )
     return {
