@@ -213,6 +213,7 @@ def test_batch_norm(method: str) -> None:
     assert record.backward_passes == sum(taken) * (2 if method in TWO_PASSES else 1)
     parameters, buffers = 4 * (24 + 8 + 15), 4 * (4 + 4) + 8
     down, up, _ = VALUES[method]
+    down -= method.startswith("fedlesam-released")  # in the first round there is no last server step
     assert record.bytes_down == 2 * (down * parameters + buffers)
     assert record.bytes_up == 2 * (up * parameters + buffers)
     assert fed.state.buffers["1.running_mean"].dtype == torch.float32
