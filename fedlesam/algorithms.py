@@ -1,7 +1,8 @@
 """The catalogue: a method is one line, where to look x how to turn x how to land."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
 
 from fedlesam.checks import check_number
 from fedlesam.rules.correction import (
@@ -20,7 +21,11 @@ from fedlesam.rules.perturbation import (
     Perturbation,
     PreviousStepAscent,
 )
+from fedlesam.rules.placebo import RandomRoundAscent, RandomStepAscent, ReleasedAscent
 from fedlesam.rules.server import Adam, Average, Dynamic, ServerRule
+
+Reference = Literal["received", "previous-round"]
+Direction = Literal["back", "ahead"]
 
 SLOW_DECAY = 0.9995
 """The paper's learning-rate decay per round for methods with the dynamic regulariser; .998 for the others."""
@@ -41,6 +46,10 @@ class Algorithm:
             if not isinstance(rule, kind):
                 raise ValueError(f"Algorithm: {slot} must be a {kind.__name__}, got {rule!r}")
         check_number("Algorithm", "lr_decay", self.lr_decay, above=0)
+
+    def shaped(self, sizes: Sequence[int]) -> "Algorithm":
+        """This method for a model whose tensors have so many entries."""
+        return replace(self, perturbation=self.perturbation.shaped(sizes))
 
     @property
     def plain_mean_rules(self) -> list[str]:
@@ -88,16 +97,28 @@ def fedsmoo(rho: float = 0.1, lam: float = 0.1, lr_g: float = 1.0) -> Algorithm:
     return Algorithm(CorrectedAscent(rho), DynamicRegulariser(lam), Dynamic(lr_g), SLOW_DECAY)
 
 
-def fedlesam(rho: float = 0.01, lr_g: float = 1.0) -> Algorithm:
-    return Algorithm(GlobalAscent(rho), server=Average(lr_g))
+def fedlesam(
+    rho: float = 0.01, lr_g: float = 1.0, reference: Reference = "received", direction: Direction = "back"
+) -> Algorithm:
+    return Algorithm(GlobalAscent(rho, reference=reference, direction=direction), server=Average(lr_g))
 
 
-def fedlesam_s(rho: float = 0.1, lr_g: float = 1.0) -> Algorithm:
-    return Algorithm(GlobalAscent(rho), ControlVariates(), Average(lr_g))
+def fedlesam_s(
+    rho: float = 0.1, lr_g: float = 1.0, reference: Reference = "received", direction: Direction = "back"
+) -> Algorithm:
+    ascent = GlobalAscent(rho, reference=reference, direction=direction)
+    return Algorithm(ascent, ControlVariates(), Average(lr_g))
 
 
-def fedlesam_d(rho: float = 0.1, lam: float = 0.1, lr_g: float = 1.0) -> Algorithm:
-    return Algorithm(GlobalAscent(rho), DynamicRegulariser(lam), Dynamic(lr_g), SLOW_DECAY)
+def fedlesam_d(
+    rho: float = 0.1,
+    lam: float = 0.1,
+    lr_g: float = 1.0,
+    reference: Reference = "received",
+    direction: Direction = "back",
+) -> Algorithm:
+    ascent = GlobalAscent(rho, reference=reference, direction=direction)
+    return Algorithm(ascent, DynamicRegulariser(lam), Dynamic(lr_g), SLOW_DECAY)
 
 
 def fedlesam_m(rho: float = 0.1, alpha: float = 0.1, lr_g: float = 1.0) -> Algorithm:
@@ -116,6 +137,26 @@ def freesam_d(rho: float = 0.1, lam: float = 0.1, lr_g: float = 1.0) -> Algorith
     return Algorithm(PreviousStepAscent(rho), DynamicRegulariser(lam), Dynamic(lr_g), SLOW_DECAY)
 
 
+def fedlesam_released(rho: float = 0.01, lr_g: float = 1.0) -> Algorithm:
+    return Algorithm(ReleasedAscent(rho), server=Average(lr_g))
+
+
+def fedlesam_released_s(rho: float = 0.1, lr_g: float = 1.0) -> Algorithm:
+    return Algorithm(ReleasedAscent(rho), ControlVariates(scale=0.1), Average(lr_g))
+
+
+def fedlesam_released_d(rho: float = 0.1, lam: float = 0.1, lr_g: float = 1.0) -> Algorithm:
+    return Algorithm(ReleasedAscent(rho), DynamicRegulariser(lam), Dynamic(lr_g), SLOW_DECAY)
+
+
+def random_round(rho: float = 0.1, lr_g: float = 1.0) -> Algorithm:
+    return Algorithm(RandomRoundAscent(rho), server=Average(lr_g))
+
+
+def random_step(rho: float = 0.1, lr_g: float = 1.0) -> Algorithm:
+    return Algorithm(RandomStepAscent(rho), server=Average(lr_g))
+
+
 PAPER = (
     fedavg,
     fedadam,
@@ -132,6 +173,11 @@ PAPER = (
 )
 """The twelve methods of the paper, in the order of its tables."""
 
+OTHERS = (fedprox, fedlesam_m, freesam, freesam_s, freesam_d)
+
+CONTROLS = (fedlesam_released, fedlesam_released_s, fedlesam_released_d, random_round, random_step)
+"""What FedLESAM has to be compared with: the perturbation its authors released, and directions that know nothing."""
+
 CATALOGUE: dict[str, Callable[..., Algorithm]] = {
-    make.__name__.replace("_", "-"): make for make in (*PAPER, fedprox, fedlesam_m, freesam, freesam_s, freesam_d)
+    make.__name__.replace("_", "-"): make for make in (*PAPER, *OTHERS, *CONTROLS)
 }

@@ -173,6 +173,7 @@ class Federation:
         self.threads = 1 if threads is None and self.workers > 1 else threads
 
         self._model, self._flat = copy.deepcopy(model), FlatModel(copy.deepcopy(model), precision, compile)
+        self.algorithm = self.algorithm.shaped(self._flat.sizes)
         outputs = check_outputs(self._flat, clients, test, self.local)
         self._mixtures = _mixtures(clients, outputs) if per_client else None
         self.state = ServerState.initial(self.algorithm, self._flat.weights.clone(), self._flat.buffers())

@@ -2,7 +2,7 @@
 
 Slow and direct on purpose: weights are dicts of tensors, FedLESAM is v + e at every step with weight decay on v, every
 correction is written out at every step. Nothing here uses the package's rules, client or server. Only the order of the
-batches is taken from it, because that is an input.
+batches and the seeds of random directions are taken from it, because those are inputs.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,16 +11,17 @@ import torch
 from torch import Tensor, nn
 
 from fedlesam.data.batches import batch_indices
-from fedlesam.seeds import generator
+from fedlesam.seeds import derive, generator
 
 Weights = dict[str, Tensor]
 
 LOCAL_ASCENT = ("fedsam", "mofedsam", "fedgamma")
 GLOBAL_ASCENT = ("fedlesam", "fedlesam-s", "fedlesam-d", "fedlesam-m")
 PREVIOUS_STEP = ("freesam", "freesam-s", "freesam-d")
-CONTROL_VARIATES = ("scaffold", "fedgamma", "fedlesam-s", "freesam-s")
+RELEASED = ("fedlesam-released", "fedlesam-released-s", "fedlesam-released-d")
+CONTROL_VARIATES = ("scaffold", "fedgamma", "fedlesam-s", "freesam-s", "fedlesam-released-s")
 MOMENTUM = ("fedcm", "mofedsam", "fedlesam-m")
-DYNAMIC = ("feddyn", "fedsmoo", "fedlesam-d", "freesam-d")
+DYNAMIC = ("feddyn", "fedsmoo", "fedlesam-d", "freesam-d", "fedlesam-released-d")
 
 
 def norm(v: Weights) -> float:
@@ -67,15 +68,21 @@ class Oracle:
         lr_g: float = 1.0,
         first: str = "none",
         by_examples: bool = False,
+        reference: str = "received",
+        direction: str = "back",
+        draws: torch.dtype = torch.float64,
     ) -> None:
         self.method, self.clients, self.epochs, self.seed = method, clients, epochs, seed
         self.lr, self.lr_decay, self.batch_size, self.weight_decay = lr, lr_decay, batch_size, weight_decay
         self.clip_norm, self.clip_scope, self.heavy_ball = clip, clip_scope, momentum
         self.rho, self.alpha, self.lam, self.prox, self.lr_g = rho, alpha, lam, prox, lr_g
-        self.first, self.by_examples = first, by_examples
+        self.first, self.by_examples, self.draws = first, by_examples, draws
+        self.reference, self.sign = reference, {"back": 1.0, "ahead": -1.0}[direction]
 
         self.t = 0
         self.w: Weights = {k: p.detach().clone() for k, p in model.named_parameters()}
+        self.last_w: Weights | None = None
+        """The global model of one round before."""
         self.c, self.m, self.H, self.s = self.zeros(), self.zeros(), self.zeros(), self.zeros()
         self.a, self.b = self.zeros(), self.zeros()
         self.c_i: dict[int, Weights] = {}
@@ -96,6 +103,16 @@ class Oracle:
             return g
         self.clipped += 1
         return {k: t * factor for k, t in g.items()}
+
+    def random(self, seed: int) -> Weights:
+        """A random direction; the precision of the model it is for decides what is drawn."""
+        draw = torch.Generator().manual_seed(seed)
+        q = torch.randn(sum(t.numel() for t in self.w.values()), generator=draw, dtype=self.draws).double()
+        q = self.rho * q / (q.norm() + 1e-7)
+        return {k: piece.reshape(t.shape) for (k, t), piece in zip(self.w.items(), self.cut(q), strict=True)}
+
+    def cut(self, q: Tensor) -> list[Tensor]:
+        return list(q.split([t.numel() for t in self.w.values()]))
 
     def train(self, i: int) -> tuple[Weights, int]:
         """Client i's local training: its v at the end and its number of steps."""
@@ -120,12 +137,21 @@ class Oracle:
                 length = norm(q) + 1e-7
                 e = {k: self.rho * q[k] / length for k in v}
                 mu = {k: mu[k] + e[k] - self.s[k] for k in v}
-            if self.method in GLOBAL_ASCENT and (i in self.old_i or self.first == "origin"):
-                old = self.old_i.get(i, self.zeros())
-                back = {k: old[k] - w[k] for k in v}
+            old = self.old_i.get(i) if self.reference == "received" else self.last_w
+            if self.method in GLOBAL_ASCENT and (old is not None or self.first == "origin"):
+                back = {k: (self.zeros() if old is None else old)[k] - w[k] for k in v}
                 length = norm(back)
                 if length > 0:
-                    e = {k: self.rho * back[k] / length for k in v}
+                    e = {k: self.sign * self.rho * back[k] / length for k in v}
+            if self.method in RELEASED and self.last_w is not None:
+                server_step = torch.cat([(w[k] - self.last_w[k]).reshape(-1) for k in w])
+                picked = [float(server_step[j]) for j in range(len(w))]
+                total = sum(abs(entry) for entry in picked) + 1e-7
+                e = {k: torch.full_like(v[k], -self.rho * picked[j] / total) for j, k in enumerate(v)}
+            if self.method == "random-round":
+                e = self.random(derive(self.seed, "step", self.t, i))
+            if self.method == "random-step":
+                e = self.random(derive(self.seed, "step", self.t, i) + 1 + taken)
             if self.method in PREVIOUS_STEP and before is not None:
                 length = norm(before) + 1e-7
                 e = {k: self.rho * before[k] / length for k in v}
@@ -135,7 +161,9 @@ class Oracle:
             before = g
             if self.clip_scope == "loss":
                 g = self.clip(g)
-            if self.method in CONTROL_VARIATES:
+            if self.method == "fedlesam-released-s":
+                g = {k: g[k] + 0.1 * (self.c[k] - c_i[k]) for k in v}
+            elif self.method in CONTROL_VARIATES:
                 g = {k: g[k] - c_i[k] + self.c[k] for k in v}
             if self.method in MOMENTUM:
                 g = {k: self.alpha * g[k] + (1 - self.alpha) * self.m[k] for k in v}
@@ -173,7 +201,7 @@ class Oracle:
             if self.method in DYNAMIC:
                 mine = self.h_i.get(i, self.zeros())
                 self.h_i[i] = {k: mine[k] + d_i[k] for k in w}
-            if self.method in GLOBAL_ASCENT:
+            if self.method in GLOBAL_ASCENT and self.reference == "received":
                 self.old_i[i] = w
         shares = [len(self.clients[i][0]) if self.by_examples else 1 for i in active]
         d = {k: sum(s * u[k] for s, u in zip(shares, updates, strict=True)) / sum(shares) for k in w}
@@ -189,6 +217,7 @@ class Oracle:
             length = norm(p) + 1e-7
             self.s = {k: self.rho * p[k] / length for k in w}
 
+        self.last_w = w
         if self.method == "fedadam":
             self.a = {k: 0.9 * self.a[k] + 0.1 * d[k] for k in w}
             self.b = {k: 0.99 * self.b[k] + 0.01 * d[k] ** 2 for k in w}
@@ -209,6 +238,8 @@ class Oracle:
             known["correction.m"] = flat(self.m)
         if self.method == "fedsmoo":
             known["perturbation.s"] = flat(self.s)
+        if self.last_w is not None and (self.method in RELEASED or self.reference == "previous-round"):
+            known["perturbation.old"] = flat(self.last_w)
         if self.method in DYNAMIC:
             known["server.H"] = flat(self.H)
         if self.method == "fedadam":

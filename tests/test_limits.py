@@ -6,11 +6,11 @@ from worlds import SCHEDULE, federation, play, samples, states, training
 
 from fedlesam import lookup
 from fedlesam.algorithms import Algorithm, fedavg, feddyn, fedlesam, fedprox, freesam, scaffold
-from fedlesam.rules.correction import ClientMomentum, DynamicRegulariser
+from fedlesam.rules.correction import ClientMomentum, ControlVariates, DynamicRegulariser
 from fedlesam.rules.perturbation import GlobalAscent, LocalAscent
 from fedlesam.rules.server import Adam, Average, Dynamic
 
-WITHOUT_RHO = {
+WITHOUT_RHO: dict[str, str | Algorithm] = {
     "fedsam": "fedavg",
     "mofedsam": "fedcm",
     "fedgamma": "scaffold",
@@ -22,6 +22,11 @@ WITHOUT_RHO = {
     "freesam": "fedavg",
     "freesam-s": "scaffold",
     "freesam-d": "feddyn",
+    "fedlesam-released": "fedavg",
+    "fedlesam-released-s": Algorithm(correction=ControlVariates(scale=0.1)),
+    "fedlesam-released-d": "feddyn",
+    "random-round": "fedavg",
+    "random-step": "fedavg",
 }
 
 
@@ -64,7 +69,7 @@ def test_a_correction_that_is_switched_off(one: Algorithm, other: Algorithm, sco
     assert torch.equal(play(federation(one, local=local)).weights, play(federation(other, local=local)).weights)
 
 
-@pytest.mark.parametrize("method", ["scaffold", "fedlesam", "fedlesam-s"])
+@pytest.mark.parametrize("method", ["scaffold", "fedlesam", "fedlesam-s", "fedlesam-released"])
 def test_the_first_round_is_fedavg(method: str) -> None:
     """c, c_i and old_i are not there yet."""
     one, other = federation(method), federation("fedavg")

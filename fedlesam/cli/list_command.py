@@ -51,12 +51,16 @@ def algorithms() -> Listing:
     return ["name", "perturbation", "correction", "server rule", "passes", "down", "up", "stored"], rows
 
 
+PLAIN = (("lr_g", 1.0), ("scale", 1.0))
+"""Factors that do nothing."""
+
+
 def show_rule(rule: Any) -> str:
     """The rule and its numbers; `repr` has every field by name."""
     name = type(rule).__name__
     if name in ("NoPerturbation", "NoCorrection"):
         return "-"
-    numbers = [f"{v:g}" for k, v in vars(rule).items() if isinstance(v, float) and (k, v) != ("lr_g", 1.0)]
+    numbers = [f"{v:g}" for k, v in vars(rule).items() if isinstance(v, float) and (k, v) not in PLAIN]
     return f"{name}({', '.join(numbers)})" if numbers else name
 
 

@@ -17,7 +17,13 @@ WHICH, HOW = "What", "How"
 def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     from fedlesam.experiments.items import ITEMS
 
-    return [name for name in (*ITEMS, "all") if name.startswith(incomplete)]
+    return [name for name in (*ITEMS, "all", *_claims()) if name.startswith(incomplete)]
+
+
+def _claims() -> tuple[str, ...]:
+    from fedlesam.experiments.studies import NAMES
+
+    return NAMES
 
 
 @click.command(
@@ -30,9 +36,12 @@ def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> lis
         "fedlesam reproduce table2 --scale cpu --only splits=dirichlet-0.1,clients=100 --data-dir data --jobs 2",
         "fedlesam reproduce table3 --scale cpu --only data=pacs,clients=1 --data-dir data --jobs 2",
         "fedlesam reproduce table2 table5 table8 --scale full --seeds 3 --data-dir data",
+        "fedlesam reproduce claim --scale cpu --jobs 2",
     ),
 )
-@click.argument("items", nargs=-1, metavar="[table1...table9|fig1...fig6|theory|all]...", shell_complete=complete)
+@click.argument(
+    "items", nargs=-1, metavar="[table1...table9|fig1...fig6|theory|all|claim...]...", shell_complete=complete
+)
 @click.option("--list", "listing", cls=Grouped, group=WHICH, is_flag=True, help="what there is, runs and cost")
 @click.option(
     "--scale",
@@ -86,6 +95,9 @@ def command(
     Repeat the command to go on: finished runs are kept, interrupted ones go on at their checkpoint, failed ones are
     tried again. Runs that several tables need are run once. Results go to DIR/results: Markdown, LaTeX, CSV, pictures
     and a page, index.html. A data set that is not there leaves holes, which are marked.
+
+    claim, claim-regimes and claim-cifar10 ask whether the paper's claims hold: every method's rho is chosen on held-out
+    training data, then all are compared on the same seeds.
     """
     from fedlesam.experiments.plan import find_items, parse_only
     from fedlesam.experiments.scales import SCALES
@@ -99,6 +111,11 @@ def command(
     if scale not in SCALES:
         raise unknown("scale", scale, SCALES)
 
+    if set(items) & set(_claims()):
+        if len(items) > 1 or only:
+            raise click.UsageError(f"{items[0]}: a question about the claim stands alone and takes no --only")
+        return _answer(items[0], scale, seeds, data_dir, workers, jobs, dry_run, out, quiet)
+
     from fedlesam.experiments.reproduce import Wish
 
     wish = Wish(find_items(items), SCALES[scale], parse_only(only), seeds, data_dir, workers, jobs)
@@ -110,20 +127,29 @@ def command(
 
 def _list() -> None:
     from fedlesam.cli.show import print_table
+    from fedlesam.experiments.claim import price as price_of
+    from fedlesam.experiments.estimate import spoken
     from fedlesam.experiments.items import ITEMS
     from fedlesam.experiments.plan import price
     from fedlesam.experiments.scales import SCALES
+    from fedlesam.experiments.studies import Where, studies
 
     rows = [
         [item.name, item.shows, str(len(item.trained)), *(price(item, scale) for scale in SCALES.values())]
         for item in ITEMS.values()
     ]
+    for name in _claims():
+        asked = {scale.name: (studies(scale)[name], Where(scale)) for scale in SCALES.values()}
+        shows, priced = asked["cpu"][0].shows, {scale: price_of(*both) for scale, both in asked.items()}
+        costs = [f"{spoken(priced[scale][1])} core" for scale in ("smoke", "cpu")]
+        rows.append([name, shows, str(priced["cpu"][0]), *costs, "not known" if "cifar" in name else "as cpu"])
     print_table(["", "shows", "runs", *SCALES], rows)
     seeds = ", ".join(f"{scale.name} {scale.seeds}" for scale in SCALES.values())
     click.echo(
         f"\nruns: the paper's, per seed (seeds: {seeds}); those that several tables need are run once. OfficeHome and"
         "\nDomainNet are left out of smoke; PACS stands in for them at cpu. Time: of one core (smoke, cpu), or of one"
         "\nRTX 3090 by the paper's table 8 (full; ViT-B/32 is not in it: as ResNet-18, by samples and multiplications)."
+        "\nclaim...: all runs at the cpu scale, all seeds, those that choose rho included."
     )
 
 
@@ -161,6 +187,46 @@ def _reproduce(wish: "Wish", out: Path, quiet: bool) -> int:
         for sheet in outcome.sheets:
             click.echo(markdown(sheet))
         click.echo(f"results: {out / 'results'}")
+    return say_failed(outcome.failed)
+
+
+def _answer(
+    name: str,
+    scale: str,
+    seeds: int | None,
+    data_dir: str | None,
+    workers: int,
+    jobs: int,
+    dry_run: bool,
+    out: Path | None,
+    quiet: bool,
+) -> int:
+    from fedlesam.cli.show import Display
+    from fedlesam.cli.sweep_display import SweepDisplay
+    from fedlesam.experiments import claim
+    from fedlesam.experiments.estimate import spoken
+    from fedlesam.experiments.scales import SCALES
+    from fedlesam.experiments.studies import Where, studies
+    from fedlesam.experiments.writing import markdown
+
+    where = Where(SCALES[scale], data_dir, workers)
+    study, folder = studies(where.scale, seeds)[name], out or Path("runs") / f"{name}-{scale}"
+    display = Display(quiet)
+    runs, cost = claim.price(study, where)
+    display.say(f"{runs} runs, about {spoken(cost)} of one core")
+    for text in claim.terms(study, where):
+        display.say(text)
+    if dry_run:
+        return 0
+    try:
+        with display.open(), SweepDisplay(display).open() as shown:
+            outcome = claim.answer(study, where, folder, jobs, shown.begin, display.say)
+    except KeyboardInterrupt:
+        display.say(f"interrupted: what was done is in {folder}; the same command goes on with it")
+        raise
+    if not quiet:
+        click.echo(markdown(outcome.sheet))
+        click.echo(f"results: {folder / 'results'}")
     return say_failed(outcome.failed)
 
 

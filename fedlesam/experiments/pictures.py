@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from fedlesam.report.pictures import save
-from fedlesam.report.style import style
+from fedlesam.report.style import looks, style
 
 Curve = Sequence[tuple[float, float]]
 
@@ -57,4 +57,21 @@ def ablation(panels: Mapping[str, tuple[Curve, float | None]], path: Path) -> Pa
         axes.grid(alpha=0.25, linewidth=0.5)
         axes.spines[["top", "right"]].set_visible(False)
         axes.legend(frameon=False, fontsize=8)
+    return save(figure, path)
+
+
+def over_rho(curves: Mapping[str, Sequence[tuple[float, float, float]]], path: Path) -> Path:
+    """Accuracy over rho, a line a method; those without rho (0) are horizontal."""
+    figure = Figure(figsize=(9, 5.2), layout="constrained")
+    axes = figure.subplots()
+    names = list(curves)
+    for (name, points), (colour, line) in zip(curves.items(), looks(names), strict=True):
+        if points and points[0][0] == 0:
+            axes.axhline(points[0][1], linestyle=line, color=colour, label=name, linewidth=1.0, alpha=0.7)
+        elif points:
+            axes.plot([x for x, _, _ in points], [y for _, y, _ in points], f"o{line}", color=colour, label=name)
+    axes.set(xscale="log", xlabel="rho", ylabel="test accuracy (%)", title="test data, not used for choosing rho")
+    axes.grid(alpha=0.25, linewidth=0.5)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
     return save(figure, path)

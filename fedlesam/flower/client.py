@@ -58,7 +58,7 @@ def client_app(
         flat, data = FlatModel(module), load_data(context)
         check_client(data, f"client {client}")
         order = records.read_order(message.content, flat)
-        rules = resolve(order, algorithm)
+        rules = resolve(order, algorithm).shaped(flat.sizes)
         memories = Memories(context.state, folder_of(context), client)
         found = memories.find(order.used) if order.used else Memory()
         before, lost = found or Memory(), found is None

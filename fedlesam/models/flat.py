@@ -60,9 +60,14 @@ class FlatModel:
         """Of the trainable parameters, in their order."""
         return [name for name, parameter in self.module.named_parameters() if parameter.requires_grad]
 
+    @property
+    def sizes(self) -> list[int]:
+        """Entries of each trainable parameter, in their order."""
+        return [shape.numel() for shape in self.shapes]
+
     def views(self, flat: Tensor) -> list[Tensor]:
         """`flat` cut into the parameters' shapes, without copying."""
-        pieces = torch.split(flat, [shape.numel() for shape in self.shapes])
+        pieces = torch.split(flat, self.sizes)
         return [piece.view(shape) for piece, shape in zip(pieces, self.shapes, strict=True)]
 
     def scratch(self, name: str) -> Tensor:

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
+from fedlesam import seeds
 from fedlesam.checks import check_count
 from fedlesam.federation import Federation
 from fedlesam.messages import Memory
@@ -26,11 +27,12 @@ def constant_perturbations(federation: Federation, active: Sequence[int]) -> dic
     rule, state = federation.algorithm.perturbation, federation.state
     if rule.gradient != "unused":
         return {}
-    memories = {client: federation.memories.get(client, Memory()).perturbation for client in active}
-    found = {
-        client: rule.constant(state.weights, rule.begin(state.weights, mine), state.perturbation)
-        for client, mine in memories.items()
-    }
+    found, device = {}, state.weights.device
+    with seeds.untouched(device):
+        for client in active:
+            seeds.reseed_torch(seeds.derive(federation.seed, "step", state.round, client), device)
+            mine = rule.begin(state.weights, federation.memories.get(client, Memory()).perturbation)
+            found[client] = rule.constant(state.weights, mine, state.perturbation)
     return {client: e for client, e in found.items() if e is not None and e.norm() > 0}
 
 

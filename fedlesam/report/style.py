@@ -20,13 +20,13 @@ FAMILY = {
     name: i
     for i, names in enumerate(
         (
-            ("fedavg", "fedprox", "freesam-d"),
-            ("fedlesam", "fedadam"),
-            ("scaffold", "freesam"),
-            ("fedsam", "fedlesam-m"),
+            ("fedavg", "fedprox", "freesam-d", "fedlesam-released"),
+            ("fedlesam", "fedadam", "random-round"),
+            ("scaffold", "freesam", "fedlesam-released-s"),
+            ("fedsam", "fedlesam-m", "random-step"),
             ("fedlesam-s", "fedcm", "mofedsam"),
             ("fedgamma", "fedlesam-d"),
-            ("feddyn", "freesam-s"),
+            ("feddyn", "freesam-s", "fedlesam-released-d"),
             ("fedsmoo",),
         )
     )
@@ -43,7 +43,9 @@ def style(algorithm: str, taken: list[str]) -> Look:
         return GREY, {"SGD": "-", "SAM": "--"}.get(algorithm.split()[1], ":")
     if algorithm in FAMILY:
         shared = "-." if algorithm in ("fedprox", "mofedsam") else "-"
-        line = "--" if algorithm.startswith("fedlesam") else ":" if algorithm.startswith("freesam") else shared
+        line = (
+            "--" if algorithm.startswith("fedlesam") else ":" if algorithm.startswith(("freesam", "random")) else shared
+        )
         return COLOURS[FAMILY[algorithm]], line
     others = [name for name in taken if name not in FAMILY and not is_centralised(name)]
     used = {FAMILY[name] for name in taken if name in FAMILY}

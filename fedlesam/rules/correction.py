@@ -53,12 +53,18 @@ class ControlVariates(Correction):
     """
 
     plain_mean = True
+    scale: float = 1.0
+    """Of the turn; the released FedLESAM-S has 0.1, the papers 1."""
+
+    def __post_init__(self) -> None:
+        check_number("ControlVariates", "scale", self.scale, at_least=0)
 
     def initial(self, anchor: Tensor) -> State:
         return {"c": torch.zeros_like(anchor)}
 
     def prepare(self, anchor: Tensor, mine: State, ours: State) -> Turn:
-        return Turn(bias=ours["c"] - mine["c"] if "c" in mine else ours["c"])
+        bias = ours["c"] - mine["c"] if "c" in mine else ours["c"]
+        return Turn(bias=bias if self.scale == 1 else self.scale * bias)
 
     def remember(self, mine: State, ours: State, result: LocalResult) -> State:
         fresh = torch.sub(-ours["c"], result.update, alpha=1 / (result.steps * result.lr))

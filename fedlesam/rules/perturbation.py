@@ -1,5 +1,6 @@
 """Slot 1, where to look: the gradient of a local step is taken at v + e."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -23,6 +24,10 @@ class Perturbation(Rule):
     def passes(self) -> int:
         """Backward passes per local step."""
         return 2 if self.gradient == "here" else 1
+
+    def shaped(self, sizes: Sequence[int]) -> "Perturbation":
+        """This rule for a model whose tensors have so many entries; most rules see one flat vector and do not care."""
+        return self
 
     def constant(self, anchor: Tensor, mine: State, ours: State) -> Tensor | None:
         """The perturbation of the whole round, or None for none."""
@@ -122,19 +127,22 @@ class GlobalAscent(Ascent):
     """A client that was never active: no perturbation, or the paper's literal old = 0."""
     reference: Literal["received", "previous-round"] = "received"
     """`old`: what this client received last, or the previous round's global model (one more download)."""
+    direction: Literal["back", "ahead"] = "back"
+    """Against the last progress, as the paper has it, or along it."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_choice("GlobalAscent", "first", self.first, ("none", "origin"))
         check_choice("GlobalAscent", "reference", self.reference, ("received", "previous-round"))
+        check_choice("GlobalAscent", "direction", self.direction, ("back", "ahead"))
 
     def constant(self, anchor: Tensor, mine: State, ours: State) -> Tensor | None:
         old = (mine if self.reference == "received" else ours).get("old")
         if old is None and self.first == "none":
             return None
         back = -anchor if old is None else old - anchor
-        norm = back.norm()
-        return back.mul_(self.rho / norm) if norm > 0 else None
+        norm = back.norm() if self.direction == "back" else -back.norm()
+        return back.mul_(self.rho / norm) if norm != 0 else None
 
     def remember(self, anchor: Tensor, mine: State) -> State:
         return {"old": anchor} if self.reference == "received" else {}

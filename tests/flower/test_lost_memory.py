@@ -28,6 +28,7 @@ from fedlesam.lookup import get
 pytestmark = pytest.mark.extras
 
 SUMMING = ["scaffold", "fedgamma", "fedlesam-s", "freesam-s", "feddyn", "fedsmoo", "fedlesam-d", "freesam-d"]
+SUMMING += ["fedlesam-released-s", "fedlesam-released-d"]
 
 
 def test_which_methods_have_sums_over_clients() -> None:

@@ -20,7 +20,7 @@ from fedlesam.flower import Strategy, records
 
 pytestmark = pytest.mark.extras
 
-GO_WITH = ["fedavg", "fedadam", "fedprox", "fedsam", "freesam", "fedlesam"]
+GO_WITH = ["fedavg", "fedadam", "fedprox", "fedsam", "freesam", "fedlesam", "random-round", "random-step"]
 """Methods that send a model and nothing else, and whose server keeps no sum over clients."""
 
 

@@ -12,7 +12,7 @@ import torch
 from harness import Case, Plan, References, digits, fedlesam, flags, result, small
 
 from fedlesam import compare as comparison
-from fedlesam.algorithms import CATALOGUE, PAPER
+from fedlesam.algorithms import CATALOGUE, CONTROLS, PAPER
 from fedlesam.build import build
 from fedlesam.checkpoint import Checkpoints, Manifest
 from fedlesam.config import RunConfig
@@ -44,7 +44,7 @@ def go_on(config: RunConfig, path: Path) -> list[int]:
     return seen
 
 
-@pytest.mark.parametrize("method", [name for name, make in CATALOGUE.items() if make in PAPER])
+@pytest.mark.parametrize("method", [name for name, make in CATALOGUE.items() if make in PAPER + CONTROLS])
 def test_every_method(method: str, references: References, tmp_path: Path) -> None:
     config = small(method)
     interrupt(config, tmp_path / "run")
