@@ -1,9 +1,8 @@
 """The one place that calls the probes: what runs measured while they trained, surfaces of finished ones, the theorems.
 
-Through files and the command line alone, so that a version without probes has holes where one with them has figures.
+Through files and the command line alone: what is measured here is what anybody can measure.
 """
 
-import importlib.util
 import json
 import signal
 import subprocess
@@ -13,12 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from fedlesam.interrupt import Interrupted, asked_to_stop
-
-MISSING = "this version has no probes"
-
-
-def are_there() -> bool:
-    return importlib.util.find_spec("fedlesam.probes") is not None
 
 
 def readings(run: Path, probe: str, value: str) -> list[tuple[int, float]]:
@@ -45,8 +38,6 @@ def theory() -> dict[str, Any] | str:
 
 def _probe(*arguments: str) -> dict[str, Any] | str:
     """`fedlesam probe ... --json`, in a process that is stopped with this one; its last error line if it fails."""
-    if not are_there():
-        return MISSING
     stopped: list[int] = []
     command = [sys.executable, "-m", "fedlesam", "probe", *arguments, "--json"]
     process = subprocess.Popen(

@@ -5,6 +5,7 @@ from math import log10
 from pathlib import Path
 
 import numpy as np
+from matplotlib.artist import Artist
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
@@ -30,17 +31,23 @@ def heat_maps(panels: Mapping[str, NDArray[np.int64]], path: Path) -> Path:
 
 
 def over_rounds(panels: Mapping[str, Mapping[str, Curve]], path: Path) -> Path:
-    """Figure 2: a panel a measure, a line a method; centralised training is grey."""
-    figure = Figure(figsize=(5.2 * len(panels), 3.8), layout="constrained")
-    places = figure.subplots(1, len(panels), squeeze=False).flatten().tolist()
-    for axes, (title, curves) in zip(places, panels.items(), strict=True):
+    """Figure 2: a panel a measure, a line a method, one legend; centralised training is grey."""
+    wide = min(2, len(panels))
+    rows = -(-len(panels) // wide)
+    figure = Figure(figsize=(4.6 * wide + 1.8, 3.2 * rows), layout="constrained")
+    places = figure.subplots(rows, wide, squeeze=False).flatten().tolist()
+    lines: dict[str, Artist] = {}
+    for axes, (title, curves) in zip(places, panels.items(), strict=False):
         for name, points in curves.items():
             colour, line = style(name, list(curves))
-            axes.plot([x for x, _ in points], [y for _, y in points], line, color=colour, label=name, linewidth=1.4)
+            (drawn,) = axes.plot([x for x, _ in points], [y for _, y in points], line, color=colour, linewidth=1.4)
+            lines.setdefault(name, drawn)
         axes.set(xlabel="share of training", title=title)
         axes.grid(alpha=0.25, linewidth=0.5)
         axes.spines[["top", "right"]].set_visible(False)
-        axes.legend(frameon=False, fontsize=8)
+    for spare in places[len(panels) :]:
+        figure.delaxes(spare)
+    figure.legend(list(lines.values()), list(lines), loc="outside right center", frameon=False, fontsize=9)
     return save(figure, path)
 
 

@@ -30,6 +30,13 @@ from fedlesam.rules.perturbation import CorrectedAscent, GlobalAscent, LocalAsce
 PARTS = {setting: part for part, setting in (SETTINGS | DOMAIN_SETTINGS).items()}
 BASES = {"fedlesam": "fedavg", "fedlesam-s": "scaffold", "fedlesam-d": "feddyn"}
 TARGETS = (68.0, 74.0)
+LOOKS = (
+    ("perturbation drift", "drift", "drift"),
+    ("global sharpness", "sharpness", "ascent"),
+    ("scale-invariant sharpness", "sharpness", "relative_ascent"),
+    ("cosine of the estimate and the gradient", "estimate", "cosine"),
+)
+"""What figure 2 shows: a title, the probe and its value."""
 
 
 @dataclass(frozen=True)
@@ -418,28 +425,37 @@ def surface(item: Item, bench: Bench) -> Sheet:
 
 
 def drift(item: Item, bench: Bench) -> Sheet:
-    """Figure 2: what the runs measured while they trained, of the first seed."""
+    """Figure 2: what the runs measured while they trained, of the first seed; in two panels more than the paper's."""
     panels: dict[str, dict[str, pictures.Curve]] = {}
-    notes = []
+    rows: dict[str, tuple[Cell, ...]] = {}
+    notes = ["means are over the readings after the first round's; the last is that of the last model"]
     for ask in item.asks:
         runs = bench.results.of(ask)
         name = method_name(ask.method, ask.split)
         if not runs:
             notes.append(f"hole: {ask.label}: {bench.results.hole(ask)}")
             continue
-        for title, probe, value in (
-            ("perturbation drift", "drift", "drift"),
-            ("global sharpness", "sharpness", "ascent"),
-        ):
+        cells: list[Cell] = []
+        for title, probe, value in LOOKS:
             points = instruments.readings(runs[0].path, probe, value) if probe in ask.probes else []
+            late = [y for at, y in points if at > 0]
+            cells.append(Cell(fmean(late)) if late else Cell())
+            if probe == "sharpness":
+                cells.append(Cell(points[-1][1]) if points else Cell())
             if points:
                 rounds = runs[0].config.rounds
                 panels.setdefault(title, {})[name] = [(at / rounds, y) for at, y in points]
-            elif probe in ask.probes:
-                why = "was not measured" if instruments.are_there() else instruments.MISSING
-                notes.append(f"hole: {title} of {name}: {why}")
+            elif probe in ask.probes and probe != "estimate":
+                notes.append(f"hole: {title} of {name}: was not measured")
+        rows[name] = tuple(cells)
     drawn = (pictures.over_rounds(panels, bench.folder / f"{item.name}.png"),) if panels else ()
-    return Sheet(item.name, item.shows, notes=tuple(notes), pictures=drawn)
+    columns = tuple(
+        f"{title}, {which}"
+        for title, probe, _ in LOOKS
+        for which in (("mean", "last") if probe == "sharpness" else ("mean",))
+    )
+    blocks = (Block("", columns, rows, 3),) if rows else ()
+    return Sheet(item.name, item.shows, blocks, notes=tuple(notes), pictures=drawn)
 
 
 def ablation(item: Item, bench: Bench) -> Sheet:
