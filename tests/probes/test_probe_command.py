@@ -169,6 +169,7 @@ def test_two_runs_of_one_method_are_told_apart(call: Call) -> None:
     assert "fedsam again" in out
 
 
+@pytest.mark.slow
 def test_the_documentation_shows_what_theory_prints(call: Call) -> None:
     text = (Path(__file__).parents[2] / "docs" / "probes.md").read_text()
     shown = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")]
