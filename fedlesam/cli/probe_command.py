@@ -378,7 +378,7 @@ def _show_theory(text: str, as_json: bool) -> None:
         "cosine with the global gradient",
     ]
     print_table(
-        columns, [[d.perturbation, *(f"{x:.2g}" for x in (d.mean, d.largest, d.bound, d.cosine))] for d in deltas]
+        columns, [[d.perturbation, *(f"{x:.3g}" for x in (d.mean, d.largest, d.bound, d.cosine))] for d in deltas]
     )
     click.echo(
         "\nChange: norm(e_k - e_0)^2 of a round's steps k, mean over clients; the bound is Lemma 2's. Delta is made of "

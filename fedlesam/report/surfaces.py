@@ -82,7 +82,7 @@ def contours(surfaces: Mapping[str, Surface]) -> Figure:
         axes.set(title=_title(name, found), aspect="equal")
         axes.set(xticks=(found.x[0], 0, found.x[-1]), yticks=(found.y[0], 0, found.y[-1]))
         axes.label_outer()
-    ticks = MaxNLocator(7)
+    ticks = [tick for tick in MaxNLocator(7).tick_values(low, high) if low <= tick <= high]
     figure.colorbar(shades, ax=panels, label="global training loss", shrink=0.9, format="%.3g", pad=0.02, ticks=ticks)
     return figure
 
@@ -119,4 +119,4 @@ def _panels(count: int, side: float, kind: dict[str, str]) -> tuple[Figure, list
 def _title(name: str, found: Surface) -> str:
     """The method, and the loss at its model: the scale hides small differences."""
     centre = float(found.loss[(len(found.x) // 2,) * found.dims])
-    return f"{plain(fill(name, LETTERS))}\ncentre {centre:.3g}"
+    return f"{plain(fill(name, LETTERS, break_long_words=False, break_on_hyphens=False))}\ncentre {centre:.3g}"

@@ -1,6 +1,7 @@
 """`fedlesam probe` on real run folders."""
 
 import json
+import re
 import shutil
 import sys
 from collections.abc import Callable
@@ -166,6 +167,16 @@ def test_two_runs_of_one_method_are_told_apart(call: Call) -> None:
     out = call("probe", "sam", "again", "--probe", "sharpness:steps=1,samples=5,local=no")[1]
     assert "fedsam sam" in out
     assert "fedsam again" in out
+
+
+@pytest.mark.slow
+def test_the_documentation_shows_what_theory_prints(call: Call) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "probes.md").read_text()
+    shown = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")]
+    printed = [re.split(r"  +", line.strip()) for line in call("probe", "theory")[1].splitlines()]
+    rows = [row for row in printed if row[0] in ("0.003", "0.01", "0.03", "0.1", "0.3", "1", "fedsam", "fedlesam")]
+    assert len(rows) == 8
+    assert all(row in shown for row in rows)
 
 
 class Stop(KeyboardInterrupt):
