@@ -15,7 +15,7 @@ from fedlesam.experiments.items import Item
 from fedlesam.experiments.page import page
 from fedlesam.experiments.plan import Only
 from fedlesam.experiments.results import Results
-from fedlesam.experiments.scales import CHOICES, Scale
+from fedlesam.experiments.scales import CHOICES, DOMAIN_CHOICES, Scale, on_scale
 from fedlesam.experiments.sheet import Sheet
 from fedlesam.experiments.sweep import Sweep, Task, Watch
 from fedlesam.names import file_name
@@ -56,11 +56,15 @@ class Wish:
         return plan.make(self.items, self.only, self.scale, self.repeats, self.data_dir, self.workers)
 
     def terms(self) -> list[str]:
-        """Every reduction and choice, to be printed with the results."""
-        reduced = [f"reduction: {text}" for text in self.scale.reductions]
+        """Every reduction and choice that concerns these tables, to be printed with the results."""
+        asks = [ask for item in self.items for ask in on_scale(item, self.scale).asks if self.only.keeps(ask)]
+        domains = [ask for ask in asks if is_domains(ask.data)]
+        cuts = self.scale.reductions if len(domains) < len(asks) or not asks else ()
+        cuts += self.scale.domains.reductions if domains and self.scale.domains else ()
+        reduced = [f"reduction: {text}" for text in cuts]
         left = [f"reduction: only {key} {', '.join(sorted(v))}" for key, v in vars(self.only).items() if v]
         seeds = [f"choice: {self.repeats} seed{'s' if self.repeats > 1 else ''}, from 0 on"]
-        return reduced + left + seeds + [f"choice: {text}" for text in CHOICES]
+        return reduced + left + seeds + [f"choice: {text}" for text in CHOICES + (DOMAIN_CHOICES if domains else ())]
 
 
 def reproduce(wish: Wish, out: Path, begin: Begin = lambda _: lambda _: None, say: Say = lambda _: None) -> Outcome:

@@ -5,8 +5,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 
-import numpy as np
-
 from fedlesam import costs, lookup
 from fedlesam.algorithms import CATALOGUE, Algorithm
 from fedlesam.build import load_data
@@ -15,11 +13,12 @@ from fedlesam.data.domain_sets import is_domains, parse
 from fedlesam.data.formats.domains import find
 from fedlesam.data.split_names import make_split
 from fedlesam.experiments import instruments, pictures
+from fedlesam.experiments.clock import TURNS, per_round
 from fedlesam.experiments.items import DOMAIN_SETTINGS, DOMAINS, ITEMS, SETTINGS, Ask, Item
 from fedlesam.experiments.paper import tables
 from fedlesam.experiments.plan import Only
 from fedlesam.experiments.rankings import places
-from fedlesam.experiments.results import MEASURES, Number, Results, number
+from fedlesam.experiments.results import MEASURES, Number, Results
 from fedlesam.experiments.scales import on_scale, settle
 from fedlesam.experiments.sheet import Block, Cell, Sheet, Value
 from fedlesam.report.methods import method_name
@@ -30,6 +29,7 @@ from fedlesam.rules.perturbation import CorrectedAscent, GlobalAscent, LocalAsce
 PARTS = {setting: part for part, setting in (SETTINGS | DOMAIN_SETTINGS).items()}
 BASES = {"fedlesam": "fedavg", "fedlesam-s": "scaffold", "fedlesam-d": "feddyn"}
 TARGETS = (68.0, 74.0)
+IN_TURNS = f"the median of {TURNS} rounds, training and aggregation, the methods taking turns on one thread"
 LOOKS = (
     ("perturbation drift", "drift", "drift"),
     ("global sharpness", "sharpness", "ascent"),
@@ -212,7 +212,11 @@ def target(item: Item, bench: Bench) -> Sheet:
         return Sheet(item.name, item.shows, notes=("hole: left out by --only",))
     column = next(iter(asks.values())).column
     targets, said = _targets(bench, asks.get("fedavg"), column)
-    spent = {method: [_spent(bench.results.of(ask), target) for target in targets] for method, ask in asks.items()}
+    seconds = _seconds(item, bench)
+    spent = {
+        method: [_spent(bench.results.of(ask), target, seconds.get(method, 0.0)) for target in targets]
+        for method, ask in asks.items()
+    }
     base = spent.get("fedavg", [None, None])
 
     def cells(method: str, absolute: bool) -> tuple[Cell, ...]:
@@ -246,7 +250,7 @@ def target(item: Item, bench: Bench) -> Sheet:
         "reached: the first evaluated round at or above the target; the paper does not say",
         "the paper's communication of FedLESAM-D and MoFedSAM counts too much, its times contradict table 8 "
         "(docs/errata.md, 14 and 15)",
-        "time: training and aggregation, without evaluation, while other runs used the machine",
+        f"time: the rounds times the seconds of a round: {IN_TURNS}",
     )
     return Sheet(item.name, item.shows, tuple(blocks), notes)
 
@@ -268,7 +272,7 @@ def _targets(bench: Bench, base: Ask | None, column: str) -> tuple[tuple[float, 
     )
 
 
-def _spent(runs: list[Run], target: float) -> tuple[float, float, float] | None:
+def _spent(runs: list[Run], target: float, seconds: float) -> tuple[float, float, float] | None:
     """Rounds, billions of numbers sent, minutes; means over seeds, None if one of them never came there."""
     found = []
     for run in runs:
@@ -277,30 +281,27 @@ def _spent(runs: list[Run], target: float) -> tuple[float, float, float] | None:
             return None
         until = run.records[: at + 1]
         sent = sum(r["bytes_down"] + r["bytes_up"] for r in until) / 4e9
-        found.append((at + 1.0, sent, sum(r["seconds"] for r in until) / 60))
+        found.append((at + 1.0, sent, (at + 1) * seconds / 60))
     return (fmean(f[0] for f in found), fmean(f[1] for f in found), fmean(f[2] for f in found)) if found else None
 
 
 def clock(item: Item, bench: Bench) -> Sheet:
     """Table 8: seconds per round, and as multiples of FedAvg's, which can be compared between machines."""
     printed = tables()[item.name]
-    seconds = {ask.method: number([_per_round(run) for run in bench.results.of(ask)]) for ask in item.asks}
+    seconds = _seconds(item, bench)
     base, unit = seconds.get("fedavg"), printed.figure(item.part, "fedavg", printed.columns[0])
     assert unit is not None
     absolute, relative = {}, {}
     for ask in item.asks:
         figure = printed.figure(item.part, ask.method, printed.columns[0])
         assert figure is not None
-        mine = seconds[ask.method]
+        mine = seconds.get(ask.method)
         hole = bench.results.hole(ask)
-        absolute[ask.method] = (_cell(mine, figure[0], None, hole),)
-        times = Number(mine.mean / base.mean, None) if mine and base else None
+        absolute[ask.method] = (_cell(Number(mine, None) if mine else None, figure[0], None, hole),)
+        times = Number(mine / base, None) if mine and base else None
         missing = hole if base else "there is no FedAvg to compare with"
         relative[ask.method] = (_cell(times, round(float(figure[0]) / float(unit[0]), 2), None, missing),)
-    notes = (
-        "ours: training and aggregation on this machine, several runs at once; the paper's: one RTX 3090, loading and "
-        "evaluation included",
-    )
+    notes = (f"ours: {IN_TURNS}; the paper's: one RTX 3090, loading and evaluation included",)
     blocks = (
         Block("", printed.columns, absolute, None),
         Block("multiples of FedAvg", printed.columns, relative, ranked=True),
@@ -308,9 +309,14 @@ def clock(item: Item, bench: Bench) -> Sheet:
     return Sheet(item.name, item.shows, blocks if item.asks else (), notes)
 
 
-def _per_round(run: Run) -> float:
-    """The median: a round that waited for the machine says nothing about the method."""
-    return float(np.median([record["seconds"] for record in run.records]))
+def _seconds(item: Item, bench: Bench) -> dict[str, float]:
+    """Per round and method, of all that tables 5, 8 and 9 show on this split, so that they agree with each other."""
+    split = next((ask.split for ask in item.asks), "")
+    done = {ask.method: ask for ask in bench.results.runs if (ask.split, ask.clients, ask.ratio) == (split, 100, None)}
+    rows = [method for method in tables()["table8"].parts["time"] if method in done]
+    return (
+        per_round({m: bench.results.of(done[m])[0].config for m in rows}, bench.folder / "clock.json") if rows else {}
+    )
 
 
 def cost(item: Item, bench: Bench) -> Sheet:

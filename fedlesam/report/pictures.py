@@ -29,6 +29,8 @@ PAPER: dict[Any, Any] = {
     "pdf.fonttype": 42,  # fonts that journals take
 }
 PAPER_DOTS = 300
+MANY = 6
+"""Lines, beyond which a legend would lie on them."""
 
 
 def accuracy_curves(runs: list[Run], path: Path, title: str) -> Path:
@@ -39,7 +41,10 @@ def accuracy_curves(runs: list[Run], path: Path, title: str) -> Path:
     charts = [chart for chart in learning_curves(comparison) if chart.key == "test_accuracy"]
     if charts:
         _curves(axes, charts[0], comparison.groups, 1.4)
-        axes.legend(frameon=False, loc="lower right", fontsize=9)
+        if len(comparison.groups) > MANY:
+            figure.legend(loc="outside right center", frameon=False, fontsize=9)
+        else:
+            axes.legend(frameon=False, loc="lower right", fontsize=9)
     axes.set(xlabel="round", ylabel="test accuracy (%)", title=title)
     return save(figure, path)
 

@@ -17,7 +17,7 @@ from fedlesam.experiments.plan import Only, parse_only
 from fedlesam.experiments.rankings import places
 from fedlesam.experiments.reproduce import Outcome, Wish, possible, reproduce
 from fedlesam.experiments.results import Results
-from fedlesam.experiments.scales import CHOICES, SCALES, Scale, on_scale, settle
+from fedlesam.experiments.scales import DOMAIN_CHOICES, SCALES, Scale, on_scale, settle
 from fedlesam.experiments.sheet import Block
 from fedlesam.experiments.writing import markdown
 from fedlesam.report.read import Run
@@ -86,7 +86,7 @@ def test_pacs_stands_in_from_end_to_end(tmp_path: Path) -> None:
     assert [cell.ours for cell in six.rows["pacs"]] == [84, 7, 4, "3 x 12 x 12"]
 
     text = (tmp_path / "s" / "results" / "table3.md").read_text()
-    assert all(f"reduction: {sentence}" in text for sentence in CPU.reductions)
+    assert CPU.domains and all(f"reduction: {sentence}" in text for sentence in CPU.domains.reductions)
     linked = re.findall(r'href="(report-.*?)"', (tmp_path / "s" / "results" / "index.html").read_text())
     assert len(linked) == 8 and all((tmp_path / "s" / "results" / name).exists() for name in linked)
     assert len(list((tmp_path / "s" / "results").glob("table3-pacs-*.png"))) == 8
@@ -150,7 +150,7 @@ def test_full_scale_is_the_papers_protocol() -> None:
         "samples": None,
     }
     assert {name: getattr(config, name) for name in expected} == expected
-    assert config.hyper["rho"] == 0.01 and any("rho .01" in text for text in CHOICES)
+    assert config.hyper["rho"] == 0.01 and any("rho .01" in text for text in DOMAIN_CHOICES)
     (plain,) = planned.runs[Ask("fedavg", "officehome", "real-world", 1, 1.0)]
     assert plain.split == "leave-out:real-world" and "rho" not in plain.hyper
 

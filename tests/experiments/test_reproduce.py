@@ -22,7 +22,7 @@ from fedlesam.experiments.paper import tables
 from fedlesam.experiments.plan import Only, parse_only
 from fedlesam.experiments.reproduce import Wish, reproduce
 from fedlesam.experiments.results import Results
-from fedlesam.experiments.scales import CHOICES, SCALES, settle
+from fedlesam.experiments.scales import CHOICES, DOMAIN_CHOICES, SCALES, settle
 from fedlesam.experiments.sheet import Block, Cell, Sheet
 from fedlesam.experiments.sweep import Sweep, Task, Watch
 from fedlesam.experiments.writing import latex, markdown, table_csv
@@ -324,13 +324,14 @@ def bench(results: dict[Ask, list[Run]], tmp_path: Path, scale: str = "full") ->
     return sheets.Bench(Results(SCALES[scale], results, {}, 1), Only(), tmp_path, None)
 
 
-def test_to_a_target_by_hand(tmp_path: Path) -> None:
+def test_to_a_target_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """FedAvg reaches 68 % in its second round and 74 % in its fourth; FedSAM in the first and never."""
+    monkeypatch.setattr(sheets, "per_round", lambda methods, file: {"fedavg": 30.0, "fedsam": 60.0})
     item = ITEMS["table5"]
     asks = {ask.method: ask for ask in item.asks}
     runs = {
-        asks["fedavg"]: [run("fedavg", [60, 68, 67, 75], seconds=30)],
-        asks["fedsam"]: [run("fedsam", [70, 60, 60, 73.9], seconds=60, sent=10**9)],
+        asks["fedavg"]: [run("fedavg", [60, 68, 67, 75])],
+        asks["fedsam"]: [run("fedsam", [70, 60, 60, 73.9], sent=10**9)],
     }
     absolute, others = sheets.make(item, bench(runs, tmp_path)).blocks
     assert [cell.ours for cell in absolute.rows["fedavg"]] == [2, 4, 2.0, 4.0, 1.0, 2.0]
@@ -340,7 +341,8 @@ def test_to_a_target_by_hand(tmp_path: Path) -> None:
     assert others.rows["fedsmoo"][0].hole == "not run"
 
 
-def test_reduced_targets_are_the_same_shares_of_fedavg(tmp_path: Path) -> None:
+def test_reduced_targets_are_the_same_shares_of_fedavg(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sheets, "per_round", lambda methods, file: dict.fromkeys(methods, 1.0))
     item = ITEMS["table5"]
     asks = {ask.method: ask for ask in item.asks}
     runs = {asks["fedavg"]: [run("fedavg", [30, 34.01, 37.01, 38])]}
@@ -412,3 +414,19 @@ def test_a_sheet_in_every_form(tmp_path: Path) -> None:
     assert '<a href="report-1.html">a &amp; b</a>' in shown and "<h3>upper</h3>" in shown
     folded = dataclasses.replace(sheet, blocks=(dataclasses.replace(sheet.blocks[0], folded=True),))
     assert "<summary>upper</summary>" in page("t", [folded])
+
+
+def test_terms_are_those_of_the_tables_asked_for() -> None:
+    """Nobody who asks for CIFAR has to read about PACS, and the other way round."""
+    scale = SCALES["cpu"]
+    assert scale.domains is not None
+    said = {name: "\n".join(Wish([ITEMS[name]], scale).terms()) for name in ("table2", "table3", "table4", "table7")}
+    for name, cifar, domains in (
+        ("table2", True, False),
+        ("table3", False, True),
+        ("table4", True, True),
+        ("table7", True, False),
+    ):
+        assert all((sentence in said[name]) == cifar for sentence in scale.reductions), name
+        assert all((text in said[name]) == domains for text in (*scale.domains.reductions, *DOMAIN_CHOICES)), name
+        assert all(sentence in said[name] for sentence in CHOICES), name
