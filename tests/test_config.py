@@ -32,6 +32,8 @@ OTHER: dict[str, Any] = {
     "algorithm": "fedlesam-d",
     "data": "mine:data",
     "data_dir": 'a "quoted" \\ folder/ü',
+    "samples": 500,
+    "held_out": 50,
     "model": "resnet18:width=16,norm=batch",
     "split": "dirichlet:0.3,repeat",
     "clients": 7,
@@ -125,7 +127,7 @@ def test_resolve_settles_everything() -> None:
     assert config.lr_decay == 0.9995
     assert config.threads == torch.get_num_threads()
     assert config.hyper == {"lam": 0.1, "lr_g": 1.0}
-    assert [name for name in OPTIONS if getattr(config, name) is None] == ["data_dir", "probe"]
+    assert [name for name in OPTIONS if getattr(config, name) is None] == ["data_dir", "samples", "held_out", "probe"]
     assert resolve(RunConfig(algorithm="fedsam")).lr_decay == 0.998
     assert resolve(RunConfig(lr_decay=0.5)).lr_decay == 0.5
     assert resolve(RunConfig(threads=3)).threads == 3

@@ -558,7 +558,7 @@ def test_completion_scripts(call: Call, shell: str) -> None:
     ("words", "begun", "expected"),
     [
         ([], "com", {"compare", "completion"}),
-        (["run", "--algorithm"], "fedlesam", {"fedlesam", "fedlesam-s", "fedlesam-d", "fedlesam-m"}),
+        (["run", "--algorithm"], "fedlesam-r", {"fedlesam-released", "fedlesam-released-s", "fedlesam-released-d"}),
         (["compare", "fedavg"], "sca", {"scaffold"}),
         (["run", "--model"], "re", {"resnet18"}),
         (["run", "--split"], "path", {"pathological:"}),
