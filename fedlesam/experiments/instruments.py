@@ -32,8 +32,8 @@ def surfaces(runs: Sequence[Path], grid: str, folder: Path, data_dir: str | None
     return _probe(*map(str, runs), "--probe", grid, "--figures", str(folder), *where)
 
 
-def theory() -> dict[str, Any] | str:
-    return _probe("theory")
+def theory(options: str) -> dict[str, Any] | str:
+    return _probe(options)
 
 
 def _probe(*arguments: str) -> dict[str, Any] | str:

@@ -517,7 +517,7 @@ def theory(item: Item, bench: Bench) -> Sheet:
         "Theorem 1's bound is not checked: its proof and its statement disagree; Delta is 0 for any perturbation that "
         "is constant in a round, a random one included (docs/errata.md, 13)",
     )
-    found = instruments.theory()
+    found = instruments.theory(bench.results.scale.theory)
     if isinstance(found, str):
         return Sheet(item.name, item.shows, notes=(f"hole: {found}", *notes))
     changes = {

@@ -150,7 +150,8 @@ def settled(path: Path) -> list[RunFolder]:
 
 
 @pytest.mark.parametrize(
-    "signum", [signal.SIGKILL, signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
+    "signum",
+    [signal.SIGKILL, *(pytest.param(other, marks=pytest.mark.slow) for other in (signal.SIGTERM, signal.SIGINT))],
 )
 def test_stopped_in_the_middle_and_repeated_it_goes_on(tmp_path: Path, signum: signal.Signals) -> None:
     """No job is left behind, whatever ended the sweep; nothing but the round under way is lost."""
