@@ -11,6 +11,7 @@ from fedlesam.config import RunConfig
 from fedlesam.data.domain_sets import is_domains, parse
 from fedlesam.data.formats.domains import find
 from fedlesam.experiments import estimate, plan, sheets, writing
+from fedlesam.experiments.bench import Bench
 from fedlesam.experiments.items import Item
 from fedlesam.experiments.page import page
 from fedlesam.experiments.plan import Only
@@ -90,7 +91,7 @@ def reproduce(wish: Wish, out: Path, begin: Begin = lambda _: lambda _: None, sa
         fewer = sum(0 < len(done[ask]) < wish.repeats for ask in tasks)
         runs = {ask: [read_run(task.folder) for task in some] for ask, some in done.items() if some}
         results = Results(wish.scale, runs, holes, wish.repeats)
-        bench = sheets.Bench(results, wish.only, out / "results", wish.data_dir)
+        bench = Bench(results, wish.only, out / "results", wish.data_dir)
         made = []
         for item in planned.items:
             sheet = sheets.make(item, bench)

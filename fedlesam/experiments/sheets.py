@@ -1,7 +1,7 @@
-"""How each kind of table and figure is made from the runs."""
+"""How each kind of table is made from the runs."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 
@@ -11,17 +11,15 @@ from fedlesam.build import load_data
 from fedlesam.config import RunConfig
 from fedlesam.data.domain_sets import is_domains, parse
 from fedlesam.data.formats.domains import find
-from fedlesam.data.split_names import make_split
-from fedlesam.experiments import instruments, pictures
+from fedlesam.experiments import figures
+from fedlesam.experiments.bench import Bench, average, cell_of, first
 from fedlesam.experiments.clock import TURNS, per_round
-from fedlesam.experiments.items import DOMAIN_SETTINGS, DOMAINS, ITEMS, SETTINGS, Ask, Item
+from fedlesam.experiments.items import DOMAIN_SETTINGS, ITEMS, SETTINGS, Ask, Item
 from fedlesam.experiments.paper import tables
-from fedlesam.experiments.plan import Only
 from fedlesam.experiments.rankings import places
-from fedlesam.experiments.results import MEASURES, Number, Results
-from fedlesam.experiments.scales import on_scale, settle
+from fedlesam.experiments.results import MEASURES, Number
+from fedlesam.experiments.scales import on_scale
 from fedlesam.experiments.sheet import Block, Cell, Sheet, Value
-from fedlesam.report.methods import method_name
 from fedlesam.report.pictures import accuracy_curves
 from fedlesam.report.read import Run
 from fedlesam.rules.perturbation import CorrectedAscent, GlobalAscent, LocalAscent, NoPerturbation
@@ -30,42 +28,6 @@ PARTS = {setting: part for part, setting in (SETTINGS | DOMAIN_SETTINGS).items()
 BASES = {"fedlesam": "fedavg", "fedlesam-s": "scaffold", "fedlesam-d": "feddyn"}
 TARGETS = (68.0, 74.0)
 IN_TURNS = f"the median of {TURNS} rounds, training and aggregation, the methods taking turns on one thread"
-LOOKS = (
-    ("perturbation drift", "drift", "drift"),
-    ("global sharpness", "sharpness", "ascent"),
-    ("scale-invariant sharpness", "sharpness", "relative_ascent"),
-    ("cosine of the estimate and the gradient", "estimate", "cosine"),
-)
-"""What figure 2 shows: a title, the probe and its value."""
-
-
-@dataclass(frozen=True)
-class Bench:
-    """What the makers work with."""
-
-    results: Results
-    only: Only
-    folder: Path
-    """For pictures."""
-    data_dir: str | None
-
-    @property
-    def scale_name(self) -> str:
-        return self.results.scale.name
-
-    @property
-    def stand_in(self) -> str:
-        """The data set in the place of those with domains, if any."""
-        domains = self.results.scale.domains
-        return domains.stand_in if domains is not None else ""
-
-    def no_ask(self, data: str) -> str:
-        """Why nothing of a data set was asked for."""
-        return f"{self.stand_in} stands in for it" if self.stand_in and data in DOMAINS else "left out by --only"
-
-    def data_sets(self, printed: Iterable[str]) -> tuple[str, ...]:
-        """The paper's and the stand-in."""
-        return (*printed, *filter(None, (self.stand_in,)))
 
 
 def make(item: Item, bench: Bench) -> Sheet:
@@ -92,7 +54,7 @@ def accuracy(item: Item, bench: Bench) -> Sheet:
             if printed:
                 blocks.append(Block(title, columns, rows, ranked=True, folded=measure != "last"))
                 continue
-            means = {method: (*cells, _average(cells)) for method, cells in rows.items()}
+            means = {method: (*cells, average(cells)) for method, cells in rows.items()}
             blocks.append(Block(title, (*columns, "average"), means, folded=measure != "last"))
             if measure == "last":
                 blocks += _places(item, bench, PARTS[setting], {m: cells[-1] for m, cells in means.items()}, columns)
@@ -119,18 +81,7 @@ def accuracy(item: Item, bench: Bench) -> Sheet:
 def _accuracy(item: Item, bench: Bench, ask: Ask, measure: str) -> Cell:
     printed = tables()[item.name].figure(PARTS[ask.clients, ask.active], ask.method, ask.column) or (None, None)
     found = bench.results.accuracy(ask, measure)
-    return _cell(found, printed[0], printed[1], bench.results.hole(ask))
-
-
-def _average(cells: Sequence[Cell]) -> Cell:
-    """Ours alone, where all are there; nothing of nothing."""
-    values = [cell.ours for cell in cells if isinstance(cell.ours, float)]
-    hole = _first(cell.hole for cell in cells)
-    return Cell(fmean(values)) if values and not hole else Cell(hole=hole)
-
-
-def _first(texts: Iterable[str]) -> str:
-    return next(filter(None, texts), "")
+    return cell_of(found, printed[0], printed[1], bench.results.hole(ask))
 
 
 def _places(
@@ -176,7 +127,7 @@ def gain(item: Item, bench: Bench) -> Sheet:
             mean = fmean(value.mean for value in values if value is not None) if values else None
             asked = next((asks[method] for asks in cells.values() if method in asks), None)
             figure = printed.figure(item.part, method, data) or (None, None)
-            why = _first(bench.results.hole(ask) for asks in cells.values() for ask in asks.values()) or "not run"
+            why = first(bench.results.hole(ask) for asks in cells.values() for ask in asks.values()) or "not run"
             hole = "" if mean is not None else why if asked else bench.no_ask(data)
             averages[method, data] = Cell(mean, None, figure[0], hole=hole)
     rows = {method: tuple(averages[method, data] for data in columns) for method in methods}
@@ -297,10 +248,10 @@ def clock(item: Item, bench: Bench) -> Sheet:
         assert figure is not None
         mine = seconds.get(ask.method)
         hole = bench.results.hole(ask)
-        absolute[ask.method] = (_cell(Number(mine, None) if mine else None, figure[0], None, hole),)
+        absolute[ask.method] = (cell_of(Number(mine, None) if mine else None, figure[0], None, hole),)
         times = Number(mine / base, None) if mine and base else None
         missing = hole if base else "there is no FedAvg to compare with"
-        relative[ask.method] = (_cell(times, round(float(figure[0]) / float(unit[0]), 2), None, missing),)
+        relative[ask.method] = (cell_of(times, round(float(figure[0]) / float(unit[0]), 2), None, missing),)
     notes = (f"ours: {IN_TURNS}; the paper's: one RTX 3090, loading and evaluation included",)
     blocks = (
         Block("", printed.columns, absolute, None),
@@ -323,11 +274,11 @@ def cost(item: Item, bench: Bench) -> Sheet:
     """Table 7, counted on two rounds of the smallest problem. Stored: the model, what comes with it, what is kept."""
     printed = tables()[item.name]
     rows = {}
-    for method, figures in printed.parts[item.part].items():
+    for method, row in printed.parts[item.part].items():
         if bench.only.keeps_method(method):
             found = costs.measure(lookup.get(method))
             ours = (found.stored + found.down - 1, (found.down + found.up) / 2, found.passes)
-            rows[method] = tuple(Cell(o, None, p) for o, (p, _) in zip(ours, figures, strict=True))
+            rows[method] = tuple(Cell(o, None, p) for o, (p, _) in zip(ours, row, strict=True))
     notes = ("differences: docs/errata.md, 15",)
     return Sheet(item.name, item.shows, (Block("multiples of FedAvg", printed.columns, rows, 1),), notes)
 
@@ -336,13 +287,13 @@ def methods(item: Item, bench: Bench) -> Sheet:
     """Table 1, derived from the catalogue."""
     printed = tables()[item.name]
     rows = {}
-    for method, figures in printed.parts[item.part].items():
+    for method, row in printed.parts[item.part].items():
         if bench.only.keeps_method(method):
             algorithm = lookup.get(method)
             extra = "yes" if costs.measure(algorithm).passes > 1 else "no"
             ours = (_base(algorithm), _aim(algorithm), extra)
             rows[method] = (
-                *(Cell(o, None, p) for o, (p, _) in zip(ours, figures, strict=True)),
+                *(Cell(o, None, p) for o, (p, _) in zip(ours, row, strict=True)),
                 Cell(_direction(algorithm)),
             )
     return Sheet(item.name, item.shows, (Block("", (*printed.columns, "perturbation"), rows),))
@@ -386,8 +337,8 @@ def data_sets(item: Item, bench: Bench) -> Sheet:
     for name in bench.data_sets(printed.parts[item.part]):
         if bench.only.data and name not in bench.only.data:
             continue
-        figures = printed.parts[item.part].get(name) or ((None, None),) * len(printed.columns)
-        ours: tuple[float | str | None, ...] = (None,) * len(figures)
+        row = printed.parts[item.part].get(name) or ((None, None),) * len(printed.columns)
+        ours: tuple[float | str | None, ...] = (None,) * len(row)
         hole = ""
         try:
             ours = _counted(name, bench)
@@ -395,7 +346,7 @@ def data_sets(item: Item, bench: Bench) -> Sheet:
             hole = str(error)
         rows[name] = tuple(
             Cell(o, None, float(p) if isinstance(p, int | float) else p, hole=hole)
-            for o, (p, _) in zip(ours, figures, strict=True)
+            for o, (p, _) in zip(ours, row, strict=True)
         )
     return Sheet(item.name, item.shows, (Block("", printed.columns, rows, 0),))
 
@@ -413,140 +364,6 @@ def _counted(name: str, bench: Bench) -> tuple[float | str, ...]:
     return float(len(listed.files)), float(len(listed.classes)), float(len(listed.domains)), size
 
 
-def surface(item: Item, bench: Bench) -> Sheet:
-    """Figures 1, 3 and 6: of the first seed."""
-    runs = {ask.label: bench.results.of(ask)[0].path for ask in item.asks if bench.results.of(ask)}
-    notes = [f"hole: {ask.label}: {bench.results.hole(ask)}" for ask in item.asks if not bench.results.of(ask)]
-    folder = bench.folder / item.name
-    drawn: list[Path] = []
-    if runs:
-        found = instruments.surfaces(list(runs.values()), bench.results.scale.surface, folder, bench.data_dir)
-        if isinstance(found, str):
-            notes.append(f"hole: {found}")
-        else:
-            for picture in sorted(folder.glob("*.png")):
-                drawn.append(picture.rename(bench.folder / f"{item.name}-{picture.name}"))
-            notes.append(f"{bench.results.scale.surface}; the same random directions for all, filter-normalised")
-    return Sheet(item.name, item.shows, notes=tuple(notes), pictures=tuple(drawn))
-
-
-def drift(item: Item, bench: Bench) -> Sheet:
-    """Figure 2: what the runs measured while they trained, of the first seed; in two panels more than the paper's."""
-    panels: dict[str, dict[str, pictures.Curve]] = {}
-    rows: dict[str, tuple[Cell, ...]] = {}
-    notes = ["means are over the readings after the first round's; the last is that of the last model"]
-    for ask in item.asks:
-        runs = bench.results.of(ask)
-        name = method_name(ask.method, ask.split)
-        if not runs:
-            notes.append(f"hole: {ask.label}: {bench.results.hole(ask)}")
-            continue
-        cells: list[Cell] = []
-        for title, probe, value in LOOKS:
-            points = instruments.readings(runs[0].path, probe, value) if probe in ask.probes else []
-            late = [y for at, y in points if at > 0]
-            cells.append(Cell(fmean(late)) if late else Cell())
-            if probe == "sharpness":
-                cells.append(Cell(points[-1][1]) if points else Cell())
-            if points:
-                rounds = runs[0].config.rounds
-                panels.setdefault(title, {})[name] = [(at / rounds, y) for at, y in points]
-            elif probe in ask.probes and probe != "estimate":
-                notes.append(f"hole: {title} of {name}: was not measured")
-        rows[name] = tuple(cells)
-    drawn = (pictures.over_rounds(panels, bench.folder / f"{item.name}.png"),) if panels else ()
-    columns = tuple(
-        f"{title}, {which}"
-        for title, probe, _ in LOOKS
-        for which in (("mean", "last") if probe == "sharpness" else ("mean",))
-    )
-    blocks = (Block("", columns, rows, 3),) if rows else ()
-    return Sheet(item.name, item.shows, blocks, notes=tuple(notes), pictures=drawn)
-
-
-def ablation(item: Item, bench: Bench) -> Sheet:
-    """Figure 4: the mean over a data set's splits; the paper has no numbers for it."""
-    ratios = tuple(dict.fromkeys(ask.ratio for ask in item.asks if ask.ratio is not None))
-    panels: dict[str, tuple[pictures.Curve, float | None]] = {}
-    rows = {}
-    for data in dict.fromkeys(ask.data for ask in item.asks):
-
-        def mean(ratio: float | None, data: str = data) -> Cell:
-            asks = [ask for ask in item.asks if (ask.data, ask.ratio) == (data, ratio)]
-            return _average([_cell(bench.results.accuracy(ask), None, None, bench.results.hole(ask)) for ask in asks])
-
-        rows[data] = (mean(None), *(mean(ratio) for ratio in ratios))
-        base, *found = (cell.ours for cell in rows[data])
-        curve = [(ratio, value) for ratio, value in zip(ratios, found, strict=True) if isinstance(value, float)]
-        if curve:
-            panels[data] = (curve, base if isinstance(base, float) else None)
-    columns = ("fedavg", *(f"rho/lr {ratio:g}" for ratio in ratios))
-    drawn = (pictures.ablation(panels, bench.folder / f"{item.name}.png"),) if panels else ()
-    notes = ("rho/lr: the paper's values are not printed; decades around the recommended ones are taken",)
-    blocks = (Block("accuracy of fedlesam-s, mean over the splits, last round", columns, rows),) if rows else ()
-    return Sheet(item.name, item.shows, blocks, notes, drawn)
-
-
-def heat(item: Item, bench: Bench) -> Sheet:
-    """Figure 5: the splits themselves, of seed 0; nothing is trained."""
-    panels, notes = {}, []
-    for data in ("cifar10", "cifar100"):
-        for clients, active in SETTINGS.values():
-            for split in ("dirichlet-0.6", "dirichlet-0.1"):
-                ask = Ask("fedavg", data, split, clients, active)
-                config = settle(ask, bench.results.scale, 0, bench.data_dir, 1)
-                if not bench.only.keeps(ask) or isinstance(config, str):
-                    continue
-                try:
-                    found = load_data(config)
-                except ValueError as error:
-                    notes.append(f"hole: {ask.column}, {clients} clients: {error}")
-                    continue
-                dealt = make_split(config.split, found, config.clients, config.seed)
-                labels = found.train.y.numpy()
-                title = f"{config.data}, {config.clients} clients, {split.replace('dirichlet-', 'beta ')}"
-                title += f" (for {data})" if config.data != data else ""
-                panels[title] = dealt.class_counts(labels, len(found.classes))
-    drawn = (pictures.heat_maps(panels, bench.folder / f"{item.name}.png"),) if panels else ()
-    return Sheet(item.name, item.shows, notes=tuple(notes), pictures=drawn)
-
-
-def theory(item: Item, bench: Bench) -> Sheet:
-    """Theorem 2: its bound beside what was measured. Theorem 1: Delta, all that it says of FedLESAM."""
-    notes = (
-        "Theorem 1's bound is not checked: its proof and its statement disagree; Delta is 0 for any perturbation that "
-        "is constant in a round, a random one included (docs/errata.md, 13)",
-    )
-    found = instruments.theory(bench.results.scale.theory)
-    if isinstance(found, str):
-        return Sheet(item.name, item.shows, notes=(f"hole: {found}", *notes))
-    changes = {
-        delta["perturbation"]: tuple(Cell(float(delta[key])) for key in ("mean", "largest", "bound", "cosine"))
-        for delta in found["delta"]
-    }
-    heads = ("change, mean", "change, largest", "FedSAM's bound, Lemma 2", "cosine with the global gradient")
-    columns = ("bias, median", "bias, largest", "mean square", "bound", "norm within", "square within")
-    rows: Mapping[str, tuple[Cell, ...]] = {
-        f"L lr = {step['step']:g}": (
-            *(Cell(float(step[key])) for key in ("bias_median", "bias_max", "mean_square", "bound")),
-            Cell(f"{step['norms_within']} of {step['measured']}"),
-            Cell(f"{step['squares_within']} of {step['measured']}"),
-        )
-        for step in found["steps"]
-    }
-    blocks = (
-        Block("Theorem 2, the bias of the estimate", columns, rows, None),
-        Block("Theorem 1's Delta, the change of the perturbation in a round", heads, changes, None),
-    )
-    return Sheet(item.name, item.shows, blocks, notes)
-
-
-def _cell(ours: Number | None, paper: float | str | None, paper_spread: float | None, hole: str) -> Cell:
-    if ours is None:
-        return Cell(None, None, paper, paper_spread, hole=hole or "nothing was evaluated")
-    return Cell(ours.mean, ours.spread, paper, paper_spread)
-
-
 MAKERS: dict[str, Callable[[Item, Bench], Sheet]] = {
     "accuracy": accuracy,
     "gain": gain,
@@ -555,9 +372,9 @@ MAKERS: dict[str, Callable[[Item, Bench], Sheet]] = {
     "cost": cost,
     "methods": methods,
     "data": data_sets,
-    "surface": surface,
-    "drift": drift,
-    "ablation": ablation,
-    "heat": heat,
-    "theory": theory,
+    "surface": figures.surface,
+    "drift": figures.drift,
+    "ablation": figures.ablation,
+    "heat": figures.heat,
+    "theory": figures.theory,
 }

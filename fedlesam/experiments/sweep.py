@@ -107,9 +107,8 @@ class Sweep:
         """
         stem = file_name(f"{config.algorithm}-{config.data}-{config.split}")
         name = f"{stem}-{configs.fingerprint(config)[:12]}"
-        probes = getattr(config, "probe", None)
-        if probes:
-            return self.path / "runs" / f"{name}-{file_name(probes)}"
+        if config.probe:
+            return self.path / "runs" / f"{name}-{file_name(config.probe)}"
         measured = sorted((self.path / "runs").glob(f"{name}-*/summary.json"))
         plain = self.path / "runs" / name
         done = [summary.parent for summary in measured if RunFolder(summary.parent).is_finished()]

@@ -11,6 +11,7 @@ import pytest
 
 from fedlesam.config import RunConfig
 from fedlesam.experiments import estimate, plan, sheets
+from fedlesam.experiments.bench import Bench
 from fedlesam.experiments.items import ITEMS, Ask
 from fedlesam.experiments.paper import tables
 from fedlesam.experiments.plan import Only, parse_only
@@ -221,7 +222,7 @@ def test_the_ablation_on_a_stand_in_by_hand(tmp_path: Path) -> None:
         for ask in mine
         if (ask.split, ask.ratio) != ("photo", 100.0)
     }
-    bench = sheets.Bench(Results(CPU, runs, {}, 1), Only(), tmp_path, None)
+    bench = Bench(Results(CPU, runs, {}, 1), Only(), tmp_path, None)
     (made,) = sheets.make(dataclasses.replace(item, asks=tuple(mine)), bench).blocks
     base, *others, last = made.rows["pacs"]
     assert base.ours == pytest.approx(50) and [cell.ours for cell in others] == pytest.approx([60] * 4)

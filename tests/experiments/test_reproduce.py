@@ -16,6 +16,7 @@ import pytest
 from fedlesam.cli import main
 from fedlesam.config import RunConfig
 from fedlesam.experiments import estimate, plan, sheets
+from fedlesam.experiments.bench import Bench
 from fedlesam.experiments.items import ITEMS, SETTINGS, Ask
 from fedlesam.experiments.page import page
 from fedlesam.experiments.paper import tables
@@ -320,8 +321,8 @@ def run(method: str, accuracies: list[float], seconds: float = 1.0, sent: int = 
     return Run(Path(method), RunConfig(algorithm=method), {"accuracy": last}, records)
 
 
-def bench(results: dict[Ask, list[Run]], tmp_path: Path, scale: str = "full") -> sheets.Bench:
-    return sheets.Bench(Results(SCALES[scale], results, {}, 1), Only(), tmp_path, None)
+def bench(results: dict[Ask, list[Run]], tmp_path: Path, scale: str = "full") -> Bench:
+    return Bench(Results(SCALES[scale], results, {}, 1), Only(), tmp_path, None)
 
 
 def test_to_a_target_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

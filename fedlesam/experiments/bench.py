@@ -1,0 +1,57 @@
+"""What the makers of sheets share: the results at hand, and cells made of them."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+
+from fedlesam.experiments.items import DOMAINS
+from fedlesam.experiments.plan import Only
+from fedlesam.experiments.results import Number, Results
+from fedlesam.experiments.sheet import Cell
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What the makers work with."""
+
+    results: Results
+    only: Only
+    folder: Path
+    """For pictures."""
+    data_dir: str | None
+
+    @property
+    def scale_name(self) -> str:
+        return self.results.scale.name
+
+    @property
+    def stand_in(self) -> str:
+        """The data set in the place of those with domains, if any."""
+        domains = self.results.scale.domains
+        return domains.stand_in if domains is not None else ""
+
+    def no_ask(self, data: str) -> str:
+        """Why nothing of a data set was asked for."""
+        return f"{self.stand_in} stands in for it" if self.stand_in and data in DOMAINS else "left out by --only"
+
+    def data_sets(self, printed: Iterable[str]) -> tuple[str, ...]:
+        """The paper's and the stand-in."""
+        return (*printed, *filter(None, (self.stand_in,)))
+
+
+def cell_of(ours: Number | None, paper: float | str | None, paper_spread: float | None, hole: str) -> Cell:
+    if ours is None:
+        return Cell(None, None, paper, paper_spread, hole=hole or "nothing was evaluated")
+    return Cell(ours.mean, ours.spread, paper, paper_spread)
+
+
+def average(cells: Sequence[Cell]) -> Cell:
+    """Ours alone, where all are there; nothing of nothing."""
+    values = [cell.ours for cell in cells if isinstance(cell.ours, float)]
+    hole = first(cell.hole for cell in cells)
+    return Cell(fmean(values)) if values and not hole else Cell(hole=hole)
+
+
+def first(texts: Iterable[str]) -> str:
+    return next(filter(None, texts), "")
