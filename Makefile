@@ -47,7 +47,7 @@ test: check
 	$(BIN)/pytest -n 2 -m "not slow and not extras"
 
 test-extras: $(VENV)/.installed-extras
-	$(BIN)/pytest -m "extras and not slow"
+	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m "extras and not slow"
 
 test-slow: check
 	$(BIN)/pytest -m slow

@@ -147,10 +147,14 @@ MATTER = (
     *("scaffold", "fedgamma", "fedlesam-s", "freesam-s"),
     *("feddyn", "fedsmoo", "fedlesam-d", "freesam-d"),
 )
-REGIMES: dict[str, dict[str, Value]] = {
+SPLITS: dict[str, dict[str, Value]] = {
     "Dirichlet 0.6": {"split": "dirichlet:0.6"},
     "pathological 2": {"split": "pathological:2"},
     "iid": {"split": "iid"},
+}
+"""With all the arms that matter; the other regimes with those on FedAvg alone."""
+REGIMES: dict[str, dict[str, Value]] = {
+    **SPLITS,
     "full participation, 30 rounds": {"active": 40, "rounds": 30, "engine": "stacked"},
     "25 local epochs, 60 rounds": {"epochs": 25, "rounds": 60},
     "clipped at 1 after the correction": {"clip": 1.0, "clip_scope": "corrected"},
@@ -177,8 +181,7 @@ def studies(scale: Scale, seeds: int | None = None) -> dict[str, Study]:
     )
     regime = dataclasses.replace(
         main,
-        arms=("fedavg", "fedlesam") if small else MATTER,
-        rhos=(0.1,) if small else (0.03, 0.1, 0.3),
+        rhos=(0.1,) if small else (0.03, 0.1, 0.3, 1.0),
         tuning_seeds=1 if small else 2,
         seeds=seeds or (2 if small else 5),
         curve=False,
@@ -186,7 +189,10 @@ def studies(scale: Scale, seeds: int | None = None) -> dict[str, Study]:
     )
     regimes = [
         dataclasses.replace(
-            regime, name=f"digits, {name}", settings={**digits, **changes, **({"rounds": 3} if small else {})}
+            regime,
+            name=f"digits, {name}",
+            arms=("fedavg", "fedlesam") if small else MATTER if name in SPLITS else MATTER[:5],
+            settings={**digits, **changes, **({"rounds": 3} if small else {})},
         )
         for name, changes in list(REGIMES.items())[: 2 if small else None]
     ]

@@ -26,13 +26,13 @@ def free_port() -> int:
         return int(found.getsockname()[1])
 
 
-def wait(what: str, ready: Callable[[], Any], patience: float = PATIENCE) -> Any:
+def wait(what: str, ready: Callable[[], Any], patience: float = PATIENCE, pause: float = 0.2) -> Any:
     end = time.monotonic() + patience
     while time.monotonic() < end:
         found = ready()
         if found:
             return found
-        time.sleep(0.2)
+        time.sleep(pause)
     raise TimeoutError(f"{what}: not within {patience:.0f} s")
 
 
@@ -68,12 +68,12 @@ class Machine:
         return self.log.read_text(errors="replace")
 
     def end(self, how: int = signal.SIGTERM) -> None:
-        """It and all it started; a process that does not listen is killed."""
+        """It and all it started; a process that does not listen is killed, and a ClientApp of a run that is no more."""
         if how == signal.SIGTERM:
             self.process.terminate()
             with contextlib.suppress(TimeoutError, subprocess.TimeoutExpired):
                 self.process.wait(15)
-                wait(f"{self.name} to end", lambda: not members(self.home), 15)
+                wait(f"{self.name} to end", lambda: not members(self.home), 3)
         while left := members(self.home):
             for process in left:
                 with contextlib.suppress(ProcessLookupError):
@@ -192,8 +192,8 @@ class Deployment:
         return str(found["status"])
 
     def finish(self, run: str) -> None:
-        """Wait for the end of a run, and that it was a good one."""
-        status = wait(f"run {run}", lambda: ("finished" in (found := self.status(run))) and found)
+        """Wait for the end of a run, and that it was a good one. To ask costs a second of a core: not all the time."""
+        status = wait(f"run {run}", lambda: ("finished" in (found := self.status(run))) and found, pause=4)
         if "completed" not in status:
             logs = "\n".join(f"== {name}\n{machine.said()[-3000:]}" for name, machine in self.machines.items())
             raise AssertionError(f"{status}\n{logs}")

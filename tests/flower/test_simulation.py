@@ -27,11 +27,11 @@ def test_flwr_run_with_the_simulation_back_end(tmp_path: Path, monkeypatch: pyte
         )
         wait("the SuperLink", lambda: "Uvicorn running" in machine.said(), 60)
         folder, nodes = tmp_path / "server", ("--federation-config", "num-supernodes=3")
-        settings = {"algorithm": "fedlesam-d", "rounds": 3, "active": 2, "minimum": 1.0, "patience": 300.0}
+        settings = {"algorithm": "fedlesam-d", "rounds": 2, "active": 2, "minimum": 1.0, "patience": 300.0}
         run = deployment.run(*nodes, folder=str(folder), **settings)
         deployment.finish(run)
     fed = simulation(monkeypatch, "fedlesam-d", 2)
-    ledger = list(fed.run(3))
+    ledger = list(fed.run(2))
     found = index(folder)
     assert [r["bytes_up"] for r in found["rounds"]] == [record.bytes_up for record in ledger]
     named = load_file(folder / found["state"]["file"])
