@@ -32,7 +32,7 @@ class Outcome:
 
 def terms(study: Study, where: Where) -> list[str]:
     """What must be known to read it; printed before it runs, and below its tables."""
-    said = [condition.budget() for condition in study.conditions]
+    said = [text for condition in study.conditions for text in (condition.budget(), *condition.changes())]
     if where.scale.name == "smoke":
         said.append("reduction: 3 rounds and few arms, to see that it runs; its numbers mean nothing")
     return said + [f"rule: {text}" for text in claim_sheets.RULES]

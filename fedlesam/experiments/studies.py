@@ -66,7 +66,7 @@ class Condition:
     tuning_seeds: int
     seeds: int
     settings: Mapping[str, Value]
-    """Where they are not the data set's defaults, or the scale's."""
+    """Where they are not the data set's defaults, or the scale's; printed."""
     held_out: int
     """Training images rho is chosen on."""
     curve: bool = False
@@ -89,6 +89,7 @@ class Condition:
                 Ask(method, "cifar10", self.paper, 100, 0.1), where.scale, seed, where.data_dir, where.workers
             )
             assert isinstance(settled, RunConfig)
+            settled = configs.update(settled, dict(self.settings))
         else:
             values: dict[str, Value] = {"algorithm": method, "threads": 1, "workers": where.workers, "seed": seed}
             settled = configs.update(RunConfig(), {**self.settings, **values})
@@ -102,6 +103,11 @@ class Condition:
         probes = [f"sharpness:{often},local=no,trained=no", f"estimate:{often}"]
         probes += [f"drift:{often},full=no"] if ARMS[arm].base else []
         return dataclasses.replace(config, probe=" ".join(probes)) if self.probed else config
+
+    def changes(self) -> list[str]:
+        """Against the scale's own settings."""
+        some = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in self.settings.items())
+        return [f"reduction, {self.name}: {some}, for the sake of {self.seeds} seeds"] if self.paper and some else []
 
     def budget(self) -> str:
         runs = len(self.tuned) * len(self.rhos) * self.tuning_seeds
@@ -142,6 +148,8 @@ DIGITS: dict[str, Value] = {
     "batch_size": 10,
     "rounds": 150,
 }
+SMALL_CIFAR: dict[str, Value] = {"samples": 4000, "clients": 40, "rounds": 50, "evaluate_every": 5}
+"""At cpu scale: as table 2 there, 100 images per client, but 40 clients and half the rounds: ten seeds have their price."""
 MATTER = (
     *("fedavg", "fedsam", "fedlesam", "random-round", "freesam"),
     *("scaffold", "fedgamma", "fedlesam-s", "freesam-s"),
@@ -199,10 +207,10 @@ def studies(scale: Scale, seeds: int | None = None) -> dict[str, Study]:
     pictures = dataclasses.replace(
         main,
         name="CIFAR-10, Dirichlet 0.1" + (" (embedded digits in its place)" if small else ""),
-        arms=("fedavg", "fedlesam") if small else (*MATTER[:5], "scaffold", "fedlesam-s"),
-        rhos=(0.1,) if small else (0.003, 0.01, 0.03, 0.1),
+        arms=("fedavg", "fedlesam") if small else MATTER[:5],
+        rhos=(0.1,) if small else (0.01, 0.03, 0.1),
         tuning_seeds=1,
-        settings={},
+        settings=SMALL_CIFAR if scale.name == "cpu" else {},
         held_out=100 if small else 5000,
         curve=False,
         probed=40 if small else 1000,
