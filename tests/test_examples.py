@@ -59,18 +59,49 @@ def test_my_rule_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     del sys.modules["my_rule"]
 
 
+def trained(algorithm: fl.Algorithm, rounds: int = 4, **local: float) -> torch.Tensor:
+    draw = torch.Generator().manual_seed(0)
+    clients = [(torch.randn(9, 4, generator=draw), torch.randint(3, (9,), generator=draw)) for _ in range(3)]
+    torch.manual_seed(0)
+    training = fl.LocalTraining(epochs=2, batch_size=4, **local)  # type: ignore[arg-type]
+    federation = fl.Federation(torch.nn.Linear(4, 3), clients, algorithm, training, active=2)
+    assert [record.round for record in federation.run(rounds)] == [*range(rounds)]
+    return federation.weights
+
+
 def test_my_rules_reduce_to_fedavg() -> None:
     """rho = 0, alpha = 1 and beta = 0 switch the three rules off."""
     my_method = runpy.run_path(str(ROOT / "examples" / "my_rule.py"))["my_method"]
-    draw = torch.Generator().manual_seed(0)
-    clients = [(torch.randn(9, 4, generator=draw), torch.randint(3, (9,), generator=draw)) for _ in range(3)]
-    model, local = torch.nn.Linear(4, 3), fl.LocalTraining(epochs=2, batch_size=4)
-    ends = []
-    for algorithm in (my_method(rho=0.0, alpha=1.0, beta=0.0), fl.algorithms.fedavg()):
-        federation = fl.Federation(model, clients, algorithm, local, active=2)
-        assert [record.round for record in federation.run(4)] == [0, 1, 2, 3]
-        ends.append(federation.weights)
-    torch.testing.assert_close(*ends)
+    torch.testing.assert_close(trained(my_method(rho=0.0, alpha=1.0, beta=0.0)), trained(fl.algorithms.fedavg()))
+
+
+FREE = runpy.run_path(str(ROOT / "examples" / "free_rules.py"))
+
+
+@pytest.mark.parametrize(
+    ("base", "names"),
+    [
+        ("fedavg", ["momentum", "round_back", "old_back", "falling", "growing"]),
+        ("scaffold", ["momentum_s", "step_back_s", "round_back_s"]),
+        ("feddyn", ["momentum_d", "step_back_d", "round_back_d"]),
+    ],
+)
+def test_the_free_rules_are_their_bases_with_a_perturbation(base: str, names: list[str]) -> None:
+    for name in names:
+        torch.testing.assert_close(trained(FREE[name](rho=0.0)), trained(lookup.get(base)), msg=name)
+        assert (trained(FREE[name](rho=0.3)) - trained(lookup.get(base))).abs().max() > 1e-3, name
+
+
+def test_the_free_rules_at_their_limits() -> None:
+    """Each is a known method where its idea makes no difference."""
+    freesam, plain = trained(fl.algorithms.freesam(rho=0.3)), {"weight_decay": 0.0, "clip": None}
+    torch.testing.assert_close(trained(FREE["momentum"](rho=0.3, beta=0.0)), freesam)
+    step_back = fl.Algorithm(FREE["StepBackAscent"](0.3))
+    torch.testing.assert_close(trained(step_back, **plain), trained(fl.algorithms.freesam(rho=0.3), **plain))
+    torch.testing.assert_close(trained(FREE["old_back"](rho=0.3), 1), trained(FREE["round_back"](rho=0.3), 1))
+    fedlesam = trained(fl.algorithms.fedlesam(rho=0.3))
+    torch.testing.assert_close(trained(FREE["falling"](rho=0.3, rounds=10**9)), fedlesam)
+    torch.testing.assert_close(trained(FREE["growing"](rho=0.3, rounds=10**9)), trained(fl.algorithms.fedavg()))
 
 
 def test_the_table_of_the_design_is_what_is_measured() -> None:

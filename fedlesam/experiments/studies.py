@@ -149,7 +149,7 @@ DIGITS: dict[str, Value] = {
     "rounds": 150,
 }
 SMALL_CIFAR: dict[str, Value] = {"samples": 4000, "clients": 40, "rounds": 50, "evaluate_every": 5}
-"""At cpu scale: as table 2 there, 100 images per client, but 40 clients and half the rounds: ten seeds have their price."""
+"""At cpu scale: 100 images per client as in table 2 there, but 40 clients and half the rounds; ten seeds are dear."""
 MATTER = (
     *("fedavg", "fedsam", "fedlesam", "random-round", "freesam"),
     *("scaffold", "fedgamma", "fedlesam-s", "freesam-s"),
