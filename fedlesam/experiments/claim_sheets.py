@@ -47,6 +47,7 @@ class Claim:
 
 
 TWO_PASSES = (("fedlesam", "fedsam"), ("fedlesam-s", "fedgamma"), ("fedlesam-d", "fedsmoo"))
+FREE = (("freesam", "fedsam"), ("freesam-s", "fedgamma"), ("freesam-d", "fedsmoo"))
 BASES = (("fedlesam", "fedavg"), ("fedlesam-s", "scaffold"), ("fedlesam-d", "feddyn"))
 
 PAPER = (
@@ -64,7 +65,7 @@ OURS = (
     *(Claim(left, ARMS[left].base) for left in ("random-round", "random-step")),
     *(Claim(left, ARMS[left].base) for left in ("fedlesam-released", "fedlesam-released-s", "fedlesam-released-d")),
     *(Claim(left, ARMS[left].base) for left in ("freesam", "freesam-s", "freesam-d")),
-    *(Claim(*both) for both in (("freesam", "fedsam"), ("freesam-s", "fedgamma"), ("freesam-d", "fedsmoo"))),
+    *(Claim(*both) for both in FREE),
     *(Claim(*both) for both in (("freesam", "fedlesam"), ("freesam-s", "fedlesam-s"), ("freesam-d", "fedlesam-d"))),
 )
 """What else has to be known: does SAM help at all, does the estimate matter, is there a better free one."""
@@ -88,7 +89,7 @@ def make(study: Study, everything: Sequence[Findings], folder: Path, notes: tupl
             if any(curves.values()):
                 drawn.append(pictures.over_rho(curves, folder / f"{study.name}.png"))
     if len(everything) > 1:
-        blocks.insert(0, everywhere(everything))
+        blocks[:0] = everywhere(everything)
     return Sheet(study.name, study.shows, tuple(blocks), notes, tuple(drawn))
 
 
@@ -179,22 +180,32 @@ def over_rho(found: Findings, tuning: bool) -> Block:
     return Block(f"{found.condition.name}: accuracy over rho on {what}", columns, rows)
 
 
-def everywhere(everything: Sequence[Findings]) -> Block:
-    """Gain over the base in every condition, at the rho chosen there; in brackets its interval."""
+def everywhere(everything: Sequence[Findings]) -> list[Block]:
+    """Gains in every condition, at the rho chosen there: over the base, and of the free ascent over SAM's."""
     arms = tuple(dict.fromkeys(arm for found in everything for arm in found.condition.tuned))
+    over_base = [(arm, ARMS[arm].base) for arm in arms]
+    free = [both for both in FREE if set(both) <= set(arms)]
+    return [
+        _gains("accuracy over the base", over_base, everything),
+        *([_gains("accuracy of one pass over that of two", free, everything)] if free else []),
+    ]
+
+
+def _gains(title: str, compared: Sequence[tuple[str, str]], everything: Sequence[Findings]) -> Block:
     rows = {}
-    for arm in arms:
+    for left, right in compared:
         cells = []
         for found in everything:
-            over = pairs(found.of(arm), found.of(ARMS[arm].base))
+            over = pairs(found.of(left), found.of(right))
             if len(over.values) < 2:
-                cells.append(Cell(hole="no two runs to compare"))
+                asked = {left, right} <= set(found.condition.arms)
+                cells.append(Cell(hole="no two runs to compare") if asked else Cell("-"))
                 continue
             low, high = over.interval()
             cells.append(Cell(f"{over.mean:+.2f} [{low:+.2f}, {high:+.2f}]"))
-        rows[arm] = tuple(cells)
+        rows[f"{left} - {right}"] = tuple(cells)
     columns = tuple(found.condition.name.partition(", ")[2] for found in everything)
-    return Block("accuracy over the base, points, 95 % interval", columns, rows)
+    return Block(f"{title}, points, 95 % interval", columns, rows)
 
 
 def _curve(found: Findings, arm: str) -> list[tuple[float, float, float]]:

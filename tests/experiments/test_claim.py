@@ -35,7 +35,7 @@ def digits(**changes: object) -> Condition:
 def findings(accuracies: dict[tuple[str, float | None], list[float]], **changes: object) -> Findings:
     """Seeds 0, 1, ...; what is given as tuning counts as held out."""
     arms = tuple(dict.fromkeys(arm for arm, _ in accuracies))
-    found = Findings(digits(arms=arms, seeds=10, **changes))
+    found = Findings(digits(**{"arms": arms, "seeds": 10, **changes}))
     for key, values in accuracies.items():
         found.results[key] = {seed: Result({"accuracy": value}) for seed, value in enumerate(values)}
         found.chosen[key[0]] = key[1]
@@ -164,8 +164,14 @@ def test_gains_are_over_the_own_base() -> None:
     one = findings({("fedavg", None): [90.0, 92.0], ("scaffold", None): [10.0, 10.0], ("freesam", 0.3): [91.0, 94.0]})
     row = at_chosen(one).rows["freesam"]
     assert [cell.ours for cell in row[:4]] == ["0.3", "-", 92.5, 1.5]
-    [cell] = everywhere([one]).rows["freesam"]
-    assert str(cell.ours).startswith("+1.50 [+1.00, +2.00]")
+    two = findings({("fedavg", None): [90.0, 92.0]}, arms=("fedavg", "freesam"))
+    other = findings({}, arms=("fedavg", "fedsam"))
+    over_base, over_sam = everywhere([one, two, other])
+    mine, hole, never = over_base.rows["freesam - fedavg"]
+    assert str(mine.ours) == "+1.50 [+1.00, +2.00]"
+    assert hole.hole and not hole.ours
+    assert (never.ours, never.hole) == ("-", "")
+    assert over_sam.rows["freesam - fedsam"][2].ours == "-"
     assert over_rho(one, tuning=False).title.endswith("not used for choosing")
 
 
