@@ -86,8 +86,10 @@ def make(study: Study, everything: Sequence[Findings], folder: Path, notes: tupl
         if found.condition.curve:
             blocks += [over_rho(found, tuning=True), over_rho(found, tuning=False)]
             curves = {arm: _curve(found, arm) for arm in found.condition.arms}
+            bases = dict.fromkeys(ARMS[arm].base for arm in found.condition.tuned)
+            panels = {base: {arm: curves[arm] for arm in curves if base in (arm, ARMS[arm].base)} for base in bases}
             if any(curves.values()):
-                drawn.append(pictures.over_rho(curves, folder / f"{study.name}.png"))
+                drawn.append(pictures.over_rho(panels, folder / f"{study.name}.png"))
     if len(everything) > 1:
         blocks[:0] = everywhere(everything)
     return Sheet(study.name, study.shows, tuple(blocks), notes, tuple(drawn))

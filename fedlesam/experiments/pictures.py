@@ -67,18 +67,38 @@ def ablation(panels: Mapping[str, tuple[Curve, float | None]], path: Path) -> Pa
     return save(figure, path)
 
 
-def over_rho(curves: Mapping[str, Sequence[tuple[float, float, float]]], path: Path) -> Path:
-    """Accuracy over rho, a line a method; those without rho (0) are horizontal."""
-    figure = Figure(figsize=(9, 5.2), layout="constrained")
-    axes = figure.subplots()
-    names = list(curves)
-    for (name, points), (colour, line) in zip(curves.items(), looks(names), strict=True):
-        if points and points[0][0] == 0:
-            axes.axhline(points[0][1], linestyle=line, color=colour, label=name, linewidth=1.0, alpha=0.7)
-        elif points:
-            axes.plot([x for x, _, _ in points], [y for _, y, _ in points], f"o{line}", color=colour, label=name)
-    axes.set(xscale="log", xlabel="rho", ylabel="test accuracy (%)", title="test data, not used for choosing rho")
-    axes.grid(alpha=0.25, linewidth=0.5)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
+Measured = Sequence[tuple[float, float, float]]
+"""(rho, mean, standard deviation) of each rho; one without a rho has one point at 0."""
+
+SHOWN = 9.0
+"""Points of accuracy below the lowest base; an arm that fell further is named at the edge."""
+
+
+def over_rho(panels: Mapping[str, Mapping[str, Measured]], path: Path) -> Path:
+    """Accuracy over rho, a panel a base with the arms that perturb it; the base is the horizontal line."""
+    wide = min(2, len(panels))
+    rows = -(-len(panels) // wide)
+    figure = Figure(figsize=(6 * wide, 4.2 * rows), layout="constrained")
+    places = figure.subplots(rows, wide, squeeze=False, sharex=True, sharey=True).flatten().tolist()
+    lowest = min((arms[base][0][1] for base, arms in panels.items() if arms[base]), default=SHOWN) - SHOWN
+    for axes, (base, arms) in zip(places, panels.items(), strict=False):
+        gone = []
+        for (name, points), (colour, line) in zip(arms.items(), looks(list(arms)), strict=True):
+            if points and points[0][0] == 0:
+                axes.axhline(points[0][1], color=colour, label=name, linewidth=1.2)
+                continue
+            seen = [point for point in points if point[1] >= lowest]
+            x, y, spread = zip(*seen, strict=True) if seen else ((), (), ())
+            axes.errorbar(
+                x, y, spread, fmt=f"o{line}", color=colour, label=name, markersize=4, capsize=2, linewidth=1.4
+            )
+            gone += [f"{name} at {rho:g}: {mean:.0f} %" for rho, mean, _ in points if mean < lowest]
+        if gone:
+            axes.text(0.98, 0.02, "\n".join(gone), transform=axes.transAxes, ha="right", fontsize=8)
+        axes.set(xscale="log", xlabel="rho", ylabel="test accuracy (%)", title=f"{base} and its perturbations")
+        axes.grid(alpha=0.25, linewidth=0.5)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.legend(frameon=False, fontsize=8, loc="lower left")
+    for spare in places[len(panels) :]:
+        figure.delaxes(spare)
     return save(figure, path)
