@@ -209,7 +209,7 @@ def studies(scale: Scale, seeds: int | None = None) -> dict[str, Study]:
         main,
         name="CIFAR-10, Dirichlet 0.1" + (" (embedded digits in its place)" if small else ""),
         arms=("fedavg", "fedlesam") if small else (*FAMILIES[0], "random-round"),
-        rhos=(0.1,) if small else (0.01, 0.03, 0.1),
+        rhos=(0.1,) if small else (0.01, 0.03, 0.1, 0.3),
         tuning_seeds=1,
         settings=SMALL_CIFAR if scale.name == "cpu" else {},
         held_out=100 if small else 5000,
