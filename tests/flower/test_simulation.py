@@ -15,6 +15,7 @@ from test_deployment import index, simulation
 
 pytestmark = [
     pytest.mark.extras,
+    pytest.mark.slow,  # Ray's start on two cores would take the deployment's tests beyond their five minutes
     pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for left-over processes in /proc"),
 ]
 
