@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -59,11 +60,11 @@ def test_my_rule_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     del sys.modules["my_rule"]
 
 
-def trained(algorithm: fl.Algorithm, rounds: int = 4, **local: float) -> torch.Tensor:
+def trained(algorithm: fl.Algorithm, rounds: int = 4, **local: Any) -> torch.Tensor:
     draw = torch.Generator().manual_seed(0)
     clients = [(torch.randn(9, 4, generator=draw), torch.randint(3, (9,), generator=draw)) for _ in range(3)]
     torch.manual_seed(0)
-    training = fl.LocalTraining(epochs=2, batch_size=4, **local)  # type: ignore[arg-type]
+    training = fl.LocalTraining(epochs=2, batch_size=4, **local)
     federation = fl.Federation(torch.nn.Linear(4, 3), clients, algorithm, training, active=2)
     assert [record.round for record in federation.run(rounds)] == [*range(rounds)]
     return federation.weights

@@ -89,10 +89,8 @@ def over_rho(panels: Mapping[str, Mapping[str, Measured]], path: Path) -> Path:
                 continue
             seen = [point for point in points if point[1] >= lowest]
             x, y, spread = zip(*seen, strict=True) if seen else ((), (), ())
-            axes.errorbar(
-                x, y, spread, fmt=f"o{line}", color=colour, label=name, markersize=4, capsize=2, linewidth=1.4
-            )
-            gone += [f"{name} at {rho:g}: {mean:.0f} %" for rho, mean, _ in points if mean < lowest]
+            axes.errorbar(x, y, spread, fmt=f"o{line}", color=colour, label=name, markersize=4, capsize=2)
+            gone += [f"{name} at rho {rho:g}: {mean:.0f} %" for rho, mean, _ in points if mean < lowest]
         if gone:
             axes.text(0.98, 0.02, "\n".join(gone), transform=axes.transAxes, ha="right", fontsize=8)
         axes.set(xscale="log", xlabel="rho", ylabel="test accuracy (%)", title=f"{base} and its perturbations")
