@@ -1,16 +1,16 @@
 """The active clients one after the other, in this process."""
 
-import contextlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 
-from fedlesam import disk, seeds
+from fedlesam import disk
 from fedlesam.algorithms import Algorithm
 from fedlesam.checks import NotFinite
 from fedlesam.client import finish, local_update
+from fedlesam.computing import computing
 from fedlesam.data.batches import Batches, ClientData, size_of
 from fedlesam.disk import Seal, check_seal
 from fedlesam.engines.world import WorkerLost
@@ -95,7 +95,7 @@ class SerialEngine:
         """Train those of the round's clients that are this process's."""
         self.sent, self.pending, self.left_out = sent, {}, {}
         outcome, passes = Outcome(self.reduction(sent.round, everyone), self.left_out), self.model.backward_passes
-        with self.settings():
+        with computing(self.threads, self.model.device):
             for answer in self.answers(sent, chosen, before_step):
                 try:
                     outcome.reduction.add(answer)
@@ -141,7 +141,7 @@ class SerialEngine:
     def score_here(self, state: Broadcast, part: int, parts: int) -> list[BatchScore]:
         """Every `parts`-th batch of the test set, from number `part` on."""
         assert self.test is not None
-        with self.settings():
+        with computing(self.threads, self.model.device):
             self.model.load(state.weights, state.buffers)
             return score_batches(self.model, self.test, self.local.loss, part, parts, self.halt.check)
 
@@ -167,16 +167,3 @@ class SerialEngine:
 
     def close(self) -> None:
         """Nothing to stop."""
-
-    @contextlib.contextmanager
-    def settings(self) -> Iterator[None]:
-        """This run's threads, and the caller's random numbers left alone."""
-        before = torch.get_num_threads()
-        if self.threads is not None:
-            torch.set_num_threads(self.threads)
-        try:
-            with seeds.untouched(self.model.device):
-                yield
-        finally:
-            if self.threads is not None:
-                torch.set_num_threads(before)

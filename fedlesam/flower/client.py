@@ -1,19 +1,18 @@
 """The ClientApp: the same local loop as the simulation's, on a node of Flower."""
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
 from flwr.app import Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from torch import nn
 
-from fedlesam import lookup, seeds
+from fedlesam import lookup
 from fedlesam.algorithms import CATALOGUE, Algorithm
 from fedlesam.checks import NotFinite, check_count
 from fedlesam.client import finish, local_update
+from fedlesam.computing import computing
 from fedlesam.data.batches import ClientData, check_client
 from fedlesam.flower import records
 from fedlesam.flower.memory import Memories
@@ -62,7 +61,7 @@ def client_app(
         memories = Memories(context.state, folder_of(context), client)
         found = memories.find(order.used) if order.used else Memory()
         before, lost = found or Memory(), found is None
-        with _settings(threads, flat.device):
+        with computing(threads, flat.device):
             steps = local_update(flat, data, rules, training, order.sent, before, client=client, seed=order.seed)
             try:
                 answer = finish(steps)
@@ -105,16 +104,3 @@ def resolve(order: records.Order, own: Algorithm | None) -> Algorithm:
     if repr(rules) != order.algorithm:
         raise ValueError(f"the server runs {order.algorithm}, this app {rules!r}: install the same version on both")
     return rules
-
-
-@contextlib.contextmanager
-def _settings(threads: int | None, device: torch.device) -> Iterator[None]:
-    """The threads of this app, and the random numbers of others in the process left alone."""
-    before = torch.get_num_threads()
-    if threads is not None:
-        torch.set_num_threads(threads)
-    try:
-        with seeds.untouched(device):
-            yield
-    finally:
-        torch.set_num_threads(before)

@@ -1,17 +1,16 @@
 """What a probe is: settings a user can type, and a measurement that reads a federation and changes nothing."""
 
-import contextlib
 import dataclasses
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor
 
-from fedlesam import seeds
 from fedlesam.checks import check_count
+from fedlesam.computing import computing
 from fedlesam.federation import Federation
 
 Values = dict[str, float]
@@ -69,17 +68,9 @@ class Probe:
         return finite, {**settings, **about}
 
 
-@contextlib.contextmanager
-def beside(federation: Federation) -> Iterator[None]:
+def beside(federation: Federation) -> AbstractContextManager[None]:
     """The run's threads, so that the same bits come out while it trains and afterwards; random numbers left alone."""
-    before = torch.get_num_threads()
-    if federation.threads is not None:
-        torch.set_num_threads(federation.threads)
-    try:
-        with seeds.untouched(federation.state.weights.device):
-            yield
-    finally:
-        torch.set_num_threads(before)
+    return computing(federation.threads, federation.state.weights.device)
 
 
 def every_or(samples: int) -> int | None:

@@ -1,0 +1,58 @@
+"""A process while it computes: what it leaves as it was, and the memory it keeps."""
+
+import os
+import platform
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from fedlesam.computing import computing
+
+ROUNDS = """
+import resource, torch, fedlesam as fl
+from fedlesam.models.catalogue import make_model
+model = make_model("lenet", (3, 32, 32), 10, 0)
+data = [(torch.zeros(200, 3, 32, 32), torch.zeros(200, dtype=torch.long))]
+fed = fl.Federation(model, data, "fedavg", fl.LocalTraining(epochs=1, batch_size=50), threads=1)
+fed.round()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+fed.round()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+def test_the_callers_threads_and_random_numbers_are_left_alone() -> None:
+    threads, state = torch.get_num_threads(), torch.get_rng_state()
+    with pytest.raises(KeyError), computing(threads + 1, torch.device("cpu")):
+        assert torch.get_num_threads() == threads + 1
+        torch.rand(1)
+        raise KeyError
+    assert torch.get_num_threads() == threads
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_no_threads_of_its_own_leaves_those_of_the_process() -> None:
+    before = torch.get_num_threads()
+    with computing(None, torch.device("cpu")):
+        torch.set_num_threads(before + 1)
+    try:
+        assert torch.get_num_threads() == before + 1
+    finally:
+        torch.set_num_threads(before)
+
+
+def page_faults(**environment: str) -> int:
+    """Of the second of two rounds, in a process of its own."""
+    command = [sys.executable, "-c", ROUNDS]
+    done = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, check=True)
+    return int(done.stdout)
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="mallopt is glibc's")
+def test_a_step_reuses_the_memory_of_the_step_before() -> None:
+    """Four steps need some 50 MB each: 10,000 pages and more when they are faulted in every time."""
+    chosen_by_the_user = page_faults(MALLOC_TRIM_THRESHOLD_="131072")
+    assert chosen_by_the_user > 5_000
+    assert page_faults() < chosen_by_the_user / 5
