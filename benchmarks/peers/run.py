@@ -8,10 +8,10 @@ on one thread each. Every system has its own script beside this file and, but fo
 virtual environment, made at the first run (gigabytes; some minutes).
 
 Each runs as its users run it, with pictures in PyTorch's default memory layout, and again with its pictures in the
-channels-last layout that ours always uses. The runs are interleaved. A round lasts from the end of the round before it
-to its own end; the first one includes what a system starts for it. End to end is from the start of the process to its
-exit; processor is what all its processes computed in that time. Every backward pass is counted, and the last model is
-compared with ours.
+channels-last layout that ours always uses; with --keep-memory all of them also get the settings of malloc that ours
+makes for itself. The runs are interleaved. A round lasts from the end of the round before it to its own end; the first
+one includes what a system starts for it. End to end is from the start of the process to its exit; processor is what all
+its processes computed in that time. Every backward pass is counted, and the last model is compared with ours.
 """
 
 import argparse
@@ -46,6 +46,7 @@ from lenet import PARAMETERS  # noqa: E402
 
 from fedlesam import Federation  # noqa: E402
 from fedlesam import seeds as our_seeds  # noqa: E402
+from fedlesam.computing import LARGE, NEVER  # noqa: E402
 from fedlesam.data.batches import batch_indices  # noqa: E402
 from fedlesam.models.small import lenet as our_lenet  # noqa: E402
 
@@ -53,9 +54,9 @@ SYSTEMS = ("ours", "bare", "flower", "pfl", "fedlab")
 PACKAGES = {"flower": ("flwr[simulation]",), "pfl": ("pfl[pytorch]",), "fedlab": ("fedlab",)}
 INSTALLED = {"flower": ("flwr", "ray"), "pfl": ("pfl",), "fedlab": ("fedlab",)}
 NOTES = {
-    "ours": "Federation(workers=2, threads=1); always channels-last",
+    "ours": "Federation(workers=2, threads=1); always channels-last, and memory kept",
     "bare": "the same steps in two processes and nothing else; the reference",
-    "flower": "Message API and FedAvg in run_simulation on ray, client_resources num_cpus=1; DataLoader batches",
+    "flower": "Message API and FedAvg in run_simulation on ray, client_resources by --flower-cpus; DataLoader batches",
     "pfl": "SimulatedBackend and FederatedAveraging under torchrun with two processes; its own local loop",
     "fedlab": "a server and two client processes of ten clients each, which it does not balance; DataLoader batches",
 }
@@ -226,10 +227,12 @@ def processor_seconds() -> float:
     return used.children_user + used.children_system
 
 
-def run(entry: Entry, python: Path, folder: Path, rounds: int, limit: float, ours: np.ndarray | None) -> None:
+def run(entry: Entry, python: Path, folder: Path, options: argparse.Namespace, ours: np.ndarray | None) -> None:
     """One run of a system, added to its entry."""
     out = Path(tempfile.mkdtemp(dir=folder, prefix="r"))
-    job = work.Job(str(folder), str(out / "result"), rounds, entry.layout == "channels-last")
+    job = work.Job(
+        str(folder), str(out / "result"), options.rounds, entry.layout == "channels-last", options.flower_cpus
+    )
     (out / "job.json").write_text(json.dumps(asdict(job)))
     script = str(HERE / f"run_{entry.system}.py")
     command = [str(python), script]
@@ -249,6 +252,8 @@ def run(entry: Entry, python: Path, folder: Path, rounds: int, limit: float, our
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_TMPDIR": str(out),
     }
+    if options.keep_memory and entry.system != "ours":
+        settings |= {"MALLOC_MMAP_THRESHOLD_": str(LARGE), "MALLOC_TRIM_THRESHOLD_": str(NEVER)}
     log = out / "log"
     used = processor_seconds()
     with nothing_left_behind(), log.open("w") as heard:
@@ -257,9 +262,9 @@ def run(entry: Entry, python: Path, folder: Path, rounds: int, limit: float, our
             command, env=keep | settings, cwd=out, stdin=subprocess.DEVNULL, stdout=heard, stderr=heard
         )
         try:
-            code: int | str = process.wait(timeout=limit)
+            code: int | str = process.wait(timeout=options.limit)
         except subprocess.TimeoutExpired:
-            code = f"did not end within {limit:g} seconds"
+            code = f"did not end within {options.limit:g} seconds"
         whole = time.perf_counter() - began
     result = Path(f"{job.out}.json")
     if code != 0 or not result.exists():
@@ -355,6 +360,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--images", type=int, default=500, help="pictures of a client (500)")
     parser.add_argument("--data", type=Path, default=ROOT.parent / "shared/data/cifar10", help="with train.parquet")
     parser.add_argument("--envs", type=Path, default=ROOT / ".venv-peers", help="the systems' environments")
+    parser.add_argument("--flower-cpus", type=int, choices=(1, 2), default=1, help="of a client (1; its default is 2)")
+    parser.add_argument("--keep-memory", action="store_true", help="freed memory stays with the others' processes too")
     parser.add_argument("--limit", type=float, default=600, help="seconds a run may take (600)")
     parser.add_argument("--out", type=Path, help="write everything measured to this JSON file")
     options = parser.parse_args()
@@ -397,7 +404,7 @@ def main() -> int:
             for entry in entries:
                 if not entry.failed:
                     ours = np.load(folder / "ours.npy") if (folder / "ours.npy").exists() else None
-                    run(entry, pythons[entry.system], folder, options.rounds, options.limit, ours)
+                    run(entry, pythons[entry.system], folder, options, ours)
 
     steps = work.ACTIVE * -(-options.images // work.BATCH)
     lines, right = table(entries, steps)
@@ -414,7 +421,8 @@ def main() -> int:
         measured = [asdict(entry) for entry in entries]
         report = {
             **about, "versions": versions, "expected_steps": steps, "right": right, "missing": missing,
-            "rounds": options.rounds, "repeats": options.repeats, "entries": measured,
+            "rounds": options.rounds, "repeats": options.repeats, "flower_cpus": options.flower_cpus,
+            "keep_memory": options.keep_memory, "entries": measured,
         }  # fmt: skip
         options.out.write_text(json.dumps(report, indent=1) + "\n")
     return 0 if right and not missing else 1

@@ -1,4 +1,4 @@
-"""Flower: a ClientApp and a ServerApp with its FedAvg in its simulation, an actor of one CPU for each of two cores."""
+"""Flower: a ClientApp and a ServerApp with its FedAvg in its simulation, by default an actor for each of two cores."""
 
 from collections.abc import Iterable
 
@@ -16,7 +16,7 @@ client_app, server_app = ClientApp(), ServerApp()
 
 @client_app.train()
 def train(message: Message, context: Context) -> Message:
-    torch.set_num_threads(1)
+    torch.set_num_threads(work.job().flower_cpus)
     config = message.content["config"]
     model = lenet()
     model.load_state_dict(message.content["arrays"].to_torch_state_dict())
@@ -63,7 +63,7 @@ def serve(grid: Grid, context: Context) -> None:
 
 def main() -> None:
     backend = {
-        "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
+        "client_resources": {"num_cpus": work.job().flower_cpus, "num_gpus": 0.0},
         "init_args": {"num_cpus": work.WORKERS, "num_gpus": 0},
     }
     run_simulation(server_app, client_app, num_supernodes=work.CLIENTS, backend_config=backend)

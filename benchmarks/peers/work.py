@@ -33,6 +33,8 @@ class Job:
     """Without its suffix: .json for the times, .npy for the last model, .steps for the count of backward passes."""
     rounds: int
     channels_last: bool
+    flower_cpus: int = 1
+    """Cores, and so threads, of each of Flower's clients."""
 
 
 @functools.cache

@@ -12,6 +12,12 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 Precision = Literal["fp32", "bf16"]
 """bf16: the forward pass under autocast; weights, gradients and sums stay as they are."""
 
+MANY_WEIGHTS = 8_000_000
+"""Of convolutions: with more, on a CPU, turning their gradients back costs more than channels-last gains.
+
+Measured on ResNet-18 at batch 50: 0.93 of the time with 0.7 million, 1.00 with 6, 1.03 with 11 (docs/benchmarks.md).
+"""
+
 
 class FlatModel:
     """Takes a module over: its trainable parameters become views into the one vector `weights`.
@@ -43,7 +49,8 @@ class FlatModel:
             parameter.data = view
         self.buffer_names = [name for name, _ in module.named_buffers() if name in module.state_dict()]
         self.batch_norm = any(isinstance(m, _BatchNorm) for m in module.modules())
-        self.convolves = any(isinstance(m, nn.Conv2d) for m in module.modules())
+        convolutions = sum(m.weight.numel() for m in module.modules() if isinstance(m, nn.Conv2d))
+        self.channels_last = convolutions > 0 and (self.device.type != "cpu" or convolutions <= MANY_WEIGHTS)
         self.backward_passes = 0
         self._scratch: dict[str, Tensor] = {}
 
@@ -89,8 +96,8 @@ class FlatModel:
             self.module.get_buffer(name).copy_(value)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Pictures go in channels-last, in which convolutions are fastest; the weights keep their layout."""
-        if self.convolves and x.ndim == 4:
+        """Pictures go in channels-last where convolutions are faster so; the weights keep their layout."""
+        if self.channels_last and x.ndim == 4:
             x = x.contiguous(memory_format=torch.channels_last)
         if not self.bf16:
             return self.call(x)

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedlesam.models.catalogue import MODELS, make_model
+from fedlesam.models.flat import FlatModel
 
 PLAIN = [name for name in MODELS if name not in ("efficientnet-lite0", "vit-b32")]
 """Those that need no weights from elsewhere."""
@@ -249,3 +250,15 @@ def test_your_own_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert make_model("net_of_mine:nothing", (1, 4, 5), 6, 0).get_parameter("weight").shape == (3, 2)
     with pytest.raises(ValueError, match=r"must make an nn\.Module, got str"):
         make_model("net_of_mine:wrong", (1, 4, 5), 6, 0)
+
+
+@pytest.mark.parametrize("channels, channels_last", [(32, True), (1024, False)])
+def test_pictures_are_laid_out_as_convolutions_are_fastest(channels: int, channels_last: bool) -> None:
+    """9 million weights in one convolution are many, 9 thousand are few; the values are the same in any layout."""
+    seen: list[Tensor] = []
+    module = nn.Sequential(nn.Conv2d(channels, channels, 3), nn.Flatten())
+    module[0].register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+    x = torch.randn(2, channels, 4, 4)
+    FlatModel(module).forward(x)
+    assert seen[0].is_contiguous(memory_format=torch.channels_last) == channels_last
+    assert torch.equal(seen[0], x)
