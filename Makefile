@@ -68,6 +68,7 @@ bench: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/growth.py --resnet18
 	$(BIN)/python benchmarks/overhead.py
 	$(BIN)/python benchmarks/workers.py
+	$(BIN)/python benchmarks/kept_memory.py
 
 bench-peers: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/peers/run.py

@@ -18,6 +18,7 @@ ROOMS = [
     "names",
     "vectors",
     "seeds",
+    "computing",
     "rules",
     "algorithms",
     "lookup",
