@@ -69,6 +69,7 @@ bench: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/overhead.py
 	$(BIN)/python benchmarks/workers.py
 	$(BIN)/python benchmarks/kept_memory.py
+	$(BIN)/python benchmarks/layouts.py
 
 bench-peers: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/peers/run.py

@@ -46,9 +46,8 @@ def main() -> None:
     if options.here:
         print(json.dumps(rounds(options.here)))
         return
-    print(
-        f"{machine()}\n\n| model | | s/round | page faults | peak, MB | kept / given back |\n|---|---|---|---|---|---|"
-    )
+    print(machine())
+    print("\n| model | memory is | s/round | page faults | peak, MB | ratio |\n|---|---|---|---|---|---|")
     for spec in options.models:
         found: dict[str, list[dict[str, float]]] = {"given back": [], "kept": []}
         for _ in range(options.turns):

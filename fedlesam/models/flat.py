@@ -15,7 +15,7 @@ Precision = Literal["fp32", "bf16"]
 MANY_WEIGHTS = 8_000_000
 """Of convolutions: with more, on a CPU, turning their gradients back costs more than channels-last gains.
 
-Measured on ResNet-18 at batch 50: 0.93 of the time with 0.7 million, 1.00 with 6, 1.03 with 11 (docs/benchmarks.md).
+ResNet-18 at batch 50 takes 0.89 of the time with 0.7 million of them, 0.97 with 6, 1.02 with 11 (docs/benchmarks.md).
 """
 
 
