@@ -16,7 +16,7 @@ help:
 	@echo "                and damage 100,000 files, each of which must be refused or restored to the bit"
 	@echo "make check   lint and types only"
 	@echo "make format  rewrite the code in the house style"
-	@echo "make bench   speed and memory against the bare PyTorch loop (about half an hour on an idle machine)"
+	@echo "make bench   speed and memory against the bare PyTorch loop (about 40 minutes on an idle machine)"
 	@echo "make bench-peers  the same work in Flower, pfl-research and others (installs them, about half an hour)"
 
 $(BIN)/python:
