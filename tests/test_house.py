@@ -45,8 +45,11 @@ ROOMS = [
     "trackers",
     "report",
     "compare",
+    "runs.stats",
+    "runs.sweep",
+    "runs.job",
+    "runs.tune",
     "flower",
-    "experiments",
     "cli",
     "__main__",
     "__init__",
@@ -97,7 +100,7 @@ def imports(importer: str, nodes: Iterator[ast.AST]) -> set[str]:
 
 
 def room(name: str) -> str:
-    return name.split(".")[0]
+    return name if name in ROOMS else name.split(".")[0]
 
 
 @pytest.mark.parametrize("name", FILES)

@@ -11,7 +11,6 @@ COMMANDS = {
     "compare": "train several methods on the same split and rank them",
     "probe": "sharpness, curvature and loss surface of finished runs; Theorem 2",
     "report": "one page of runs: charts, loss surfaces, costs; figures and tables for a paper",
-    "reproduce": "tables and figures of the paper beside ours",
     "tune": "search hyper-parameters on held-out training data",
     "split": "divide a data set over clients, look at it, save it",
     "data": "fetch data sets, and check those you have",
@@ -70,10 +69,10 @@ def cli() -> None:
     """
 
 
-def main() -> None:
+def main(command: click.Command = cli) -> None:
     """Errors a user can mend are one line, not a traceback; FEDLESAM_TRACEBACK=1 shows it all the same."""
     try:
-        sys.exit(cli.main(standalone_mode=False) or 0)
+        sys.exit(command.main(standalone_mode=False) or 0)
     except click.ClickException as error:
         if _leads():
             error.show()

@@ -23,7 +23,7 @@ def command(folder: Path, as_json: bool) -> None:
     running: a process works on it, with the time it will still take. interrupted: by Ctrl-C or a kill; its command
     goes on with it. stopped: by an error. Checkpoints are what an unfinished run keeps on disk to go on from.
     """
-    from fedlesam.cli.show import percent, print_table
+    from fedlesam.cli.show import format_duration, percent, print_table
     from fedlesam.overview import find_runs
 
     if not folder.is_dir():
@@ -42,13 +42,6 @@ def command(folder: Path, as_json: bool) -> None:
         state = run.state if not run.why else f"{run.state}: {run.why}"
         rounds = f"{run.round}/{run.rounds}" if run.rounds else str(run.round)
         size = f"{run.checkpoint_bytes / 1e6:.1f} MB" if run.checkpoint_bytes else "-"
-        rows.append([name, run.algorithm, state, rounds, percent(run.accuracy), duration(run.seconds_left), size])
+        left = "-" if run.seconds_left is None else format_duration(run.seconds_left)
+        rows.append([name, run.algorithm, state, rounds, percent(run.accuracy), left, size])
     print_table(columns, rows)
-
-
-def duration(seconds: float | None) -> str:
-    if seconds is None:
-        return "-"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else f"{rest} s"

@@ -131,6 +131,13 @@ def percent(value: float | None) -> str:
     return "-" if value is None else f"{100 * value:.2f}"
 
 
+def format_duration(seconds: float) -> str:
+    """90 is `1 min 30 s`."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else f"{rest} s"
+
+
 def wide_enough() -> Console:
     """A pipe has no width of its own."""
     console = Console()

@@ -3,17 +3,29 @@
 import contextlib
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import click
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 
-from fedlesam.cli.show import SECONDS_BETWEEN_LINES, Display
-from fedlesam.experiments.estimate import spoken
-from fedlesam.experiments.sweep import Event, Task, Watch
+from fedlesam.cli import FAILED
+from fedlesam.cli.show import SECONDS_BETWEEN_LINES, Display, format_duration
+from fedlesam.runs.sweep import Event, Task, Watch
+
+
+@contextlib.contextmanager
+def sweep_display(display: Display, out: Path) -> Iterator["SweepDisplay"]:
+    """The display while a sweep in the folder `out` runs; an interrupt prints where its results are."""
+    try:
+        with display.open(), SweepDisplay(display).open() as shown:
+            yield shown
+    except KeyboardInterrupt:
+        display.say(f"interrupted: what was done is in {out}; the same command resumes it")
+        raise
 
 
 class SweepDisplay:
-    """A bar on a terminal, a line every ten seconds elsewhere; the unit is estimated work, not runs."""
+    """A bar on a terminal, a line every ten seconds elsewhere; the unit is rounds."""
 
     def __init__(self, display: Display) -> None:
         self.display = display
@@ -30,36 +42,43 @@ class SweepDisplay:
         self.progress = None
 
     def begin(self, tasks: Sequence[Task]) -> Watch:
-        total = sum(task.weight for task in tasks)
-        done: dict[str, float] = {}
-        counts = {"finished": 0, "failed": 0}
-        began, said = 0.0, time.monotonic()
-        first: dict[str, float] = {}
+        """What is left to do; returns the function that is called with every event."""
+        total = sum(task.config.rounds for task in tasks)
         bar = self.progress.add_task("", total=total) if self.progress is not None else None
+        done: dict[Path, int] = {}
+        resumed: dict[Path, int] = {}
+        counts = {"finished": 0, "failed": 0}
+        began, printed = 0.0, time.monotonic()
 
         def see(event: Event) -> None:
-            nonlocal began, said
+            nonlocal began, printed
             began = began or time.monotonic() - 1e-3  # the first event: starting up says nothing about the speed
-            name, task = str(event.task.folder), event.task
-            share = min(1.0, event.round / task.config.rounds) if event.what == "round" else 1.0
-            first.setdefault(name, max(0.0, share - 1 / task.config.rounds))  # what a checkpoint had done before
-            done[name] = share * task.weight
+            task, rounds = event.task, event.task.config.rounds
+            done[task.folder] = min(rounds, event.round) if event.what == "round" else rounds
+            resumed.setdefault(task.folder, max(0, done[task.folder] - 1))
             if event.what != "round":
                 counts[event.what] += 1
                 if event.what == "failed":
                     self.display.say(f"failed: {task.label}: {event.why}")
-            worked = sum(done[n] for n in done) - sum(first[n] * w for n, w in weights.items() if n in first)
-            speed = worked / max(1e-9, time.monotonic() - began)
-            left = (total - sum(done.values())) / speed if speed > 0 else None
+            worked = sum(done.values()) - sum(resumed.values())
+            left = (total - sum(done.values())) * (time.monotonic() - began) / worked if worked else 0.0
             text = f"{counts['finished']} of {len(tasks)} runs"
             text += f", {counts['failed']} failed" if counts["failed"] else ""
-            text += f", about {spoken(left)} left" if left else ""
-            text += f"; {task.label} {event.round}/{task.config.rounds}" if event.what == "round" else ""
+            text += f", about {format_duration(left)} left" if left else ""
+            text += f"; {task.label} {event.round}/{rounds}" if event.what == "round" else ""
             if self.progress is not None and bar is not None:
                 self.progress.update(bar, completed=sum(done.values()), description=text)
-            elif not self.display.quiet and time.monotonic() - said > SECONDS_BETWEEN_LINES:
-                said = time.monotonic()
+            elif not self.display.quiet and time.monotonic() - printed > SECONDS_BETWEEN_LINES:
+                printed = time.monotonic()
                 click.echo(text, err=True)
 
-        weights = {str(task.folder): task.weight for task in tasks}
         return see
+
+
+def print_failed(failed: dict[str, str]) -> int:
+    """Print why runs failed, by their labels; the exit code."""
+    for label, why in failed.items():
+        click.echo(f"failed: {label}: {why}", err=True)
+    if failed:
+        click.echo(f"{len(failed)} runs failed; the same command tries them again", err=True)
+    return FAILED if failed else 0

@@ -65,11 +65,10 @@ def command(
     training data.
     """
     from fedlesam import disk
-    from fedlesam.cli.reproduce_command import say_failed
     from fedlesam.cli.show import Display, print_table
-    from fedlesam.cli.sweep_display import SweepDisplay
-    from fedlesam.experiments import tune as tuning
-    from fedlesam.experiments.sweep import Sweep
+    from fedlesam.cli.sweep_display import print_failed, sweep_display
+    from fedlesam.runs import tune as tuning
+    from fedlesam.runs.sweep import Sweep
 
     if overwrite:
         raise ValueError("tune does not replace anything: choose another --out, or delete the folder")
@@ -84,21 +83,17 @@ def command(
     sign = json.dumps([configs.as_table(tuning.prepared(base)), sorted(space), trials, seeds], sort_keys=True)
     name = f"tune-{base.algorithm}-{base.data}-{hashlib.sha256(sign.encode()).hexdigest()[:8]}"
     out = out or Path("runs") / file_name(name)
-    try:
-        with display.open(), SweepDisplay(display).open() as shown, Sweep(out).open() as sweep:
-            found = tuning.tune(
-                base,
-                iter([points]) if drawn is None else drawn.batches(),
-                (lambda _: None) if drawn is None else drawn.tell,
-                sweep,
-                seeds,
-                jobs,
-                shown.begin,
-            )
-            failed = {about["run"]: about["why"] for about in sweep.failed.values()}
-    except KeyboardInterrupt:
-        display.say(f"interrupted: what was done is in {out}; the same command goes on with it")
-        raise
+    with sweep_display(display, out) as shown, Sweep(out).open() as sweep:
+        found = tuning.tune(
+            base,
+            iter([points]) if drawn is None else drawn.batches(),
+            (lambda _: None) if drawn is None else drawn.tell,
+            sweep,
+            seeds,
+            jobs,
+            shown.begin,
+        )
+        failed = {about["run"]: about["why"] for about in sweep.failed.values()}
     best = next((trial for trial in found if trial.score is not None), None)
     if best is not None:
         chosen = dataclasses.replace(configs.resolve(configs.update(base, best.values)), held_out=None)
@@ -114,7 +109,7 @@ def command(
         print_table([*wanted, "held-out accuracy, %", "±"], rows)
         if best is not None:
             click.echo(f"\nbest settings, nothing held out: {out / 'best.toml'}")
-    return say_failed(failed)
+    return print_failed(failed)
 
 
 def _spread(trial: Any) -> str:

@@ -1,0 +1,166 @@
+"""Hyper-parameters chosen on training data that is held out: the test data is never looked at."""
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fedlesam import config as configs
+from fedlesam.config import OPTIONS, RunConfig, Value, whole
+from fedlesam.report.read import read_run
+from fedlesam.runs.stats import Number, number
+from fedlesam.runs.sweep import Sweep, Task, Watch
+
+HELD_OUT = 0.1
+FIXED = ("data", "data_dir", "held_out", "samples", "split", "seed", "clients", "active", "rounds", "threads", "device")
+"""What makes the problem, and is not a choice of the method."""
+
+
+@dataclass(frozen=True)
+class Range:
+    """From low to high; on a logarithmic scale where low is above 0."""
+
+    low: float
+    high: float
+
+
+Space = Mapping[str, tuple[Value, ...] | Range]
+
+
+@dataclass(frozen=True)
+class Trial:
+    values: Mapping[str, Value]
+    score: Number | None
+    """Mean over seeds of the mean of the last evaluations, in percent of the held-out samples; None if a run failed."""
+
+
+def parse_space(texts: Sequence[str]) -> dict[str, tuple[Value, ...] | Range]:
+    """`rho=0.01,0.1,1` are values, `rho=0.001..1` is a range."""
+    space: dict[str, tuple[Value, ...] | Range] = {}
+    for text in texts:
+        name, equals, right = text.partition("=")
+        name = name.strip().replace("-", "_")
+        if not equals or not name or not right.strip(" ,"):
+            raise ValueError(
+                f"--over {text}: expected NAME=VALUE,VALUE,... or NAME=LOW..HIGH, e.g. --over rho=0.01,0.1,1"
+            )
+        if name in FIXED:
+            raise ValueError(f"--over {text}: {name} belongs to the problem, not to the method; give it as --{name}")
+        if name in space:
+            raise ValueError(f"--over {text}: {name} is named twice")
+        low, dots, high = right.partition("..")
+        if dots:
+            ends = [float(configs.parse(name, end, f"--over {text}")) for end in (low, high)]
+            if not ends[0] < ends[1]:
+                raise ValueError(f"--over {text}: the range must run upwards")
+            space[name] = Range(*ends)
+        else:
+            space[name] = tuple(configs.parse(name, value.strip(), f"--over {text}") for value in right.split(","))
+    if not space:
+        raise ValueError("nothing to tune: name at least one hyper-parameter, e.g. --over rho=0.01,0.1,1")
+    return space
+
+
+def grid(space: Space) -> list[Mapping[str, Value]]:
+    for name, values in space.items():
+        if isinstance(values, Range):
+            raise ValueError(
+                f"--over {name}={values.low:g}..{values.high:g}: a range needs --trials; give values for a grid, "
+                f"e.g. --over {name}={values.low:g},{values.high:g}"
+            )
+    choices: list[tuple[Value, ...]] = [values for values in space.values() if not isinstance(values, Range)]
+    return [dict(zip(space, values, strict=True)) for values in itertools.product(*choices)]
+
+
+def prepared(base: RunConfig) -> RunConfig:
+    """With training samples held out, always: whatever is chosen here, the test data had no part in it."""
+    return dataclasses.replace(base, held_out=HELD_OUT if base.held_out is None else base.held_out, threads=1)
+
+
+def budget(base: RunConfig, trials: int, seeds: int) -> str:
+    config = configs.resolve(prepared(base))
+    runs = trials * seeds
+    return (
+        f"budget: {trials} trials x {seeds} seed{'s' if seeds > 1 else ''} = {runs} runs, "
+        f"{runs * config.rounds:,} rounds; "
+        f"judged on {_part(config.held_out)} of the training data, held out"
+    )
+
+
+def _part(held_out: int | float | None) -> str:
+    return f"{held_out:,} samples" if isinstance(held_out, int) else f"{100 * (held_out or 0):g} %"
+
+
+def tune(
+    base: RunConfig,
+    batches: Iterator[list[Mapping[str, Value]]],
+    tell: Callable[[Sequence[Trial]], None],
+    sweep: Sweep,
+    seeds: int,
+    jobs: int,
+    begin: Callable[[Sequence[Task]], Watch],
+) -> list[Trial]:
+    """Do every batch's trials; best first, those that failed last. What is in the sweep's folder is not done again."""
+    found: list[Trial] = []
+    for batch in batches:
+        tasks = {i: _tasks(base, values, sweep, seeds) for i, values in enumerate(batch)}
+        left = [task for some in tasks.values() for task in some if not sweep.is_done(task)]
+        if left:
+            sweep.run(left, jobs, begin(left))
+        done = [Trial(values, _score(sweep, tasks[i])) for i, values in enumerate(batch)]
+        tell(done)
+        found += done
+    return sorted(found, key=lambda trial: (trial.score is None, -(trial.score.mean if trial.score else 0.0)))
+
+
+def _tasks(base: RunConfig, values: Mapping[str, Value], sweep: Sweep, seeds: int) -> list[Task]:
+    label = ", ".join(f"{name} {value}" for name, value in values.items())
+    tasks = []
+    for seed in range(base.seed, base.seed + seeds):
+        config = configs.resolve(dataclasses.replace(configs.update(prepared(base), values), seed=seed))
+        tasks.append(sweep.task(config, label))
+    return tasks
+
+
+def _score(sweep: Sweep, tasks: list[Task]) -> Number | None:
+    runs = [read_run(task.folder) for task in tasks if sweep.is_done(task)]
+    scores = [100 * run.accuracy["mean_of_last"] for run in runs if run.accuracy]
+    return number(scores) if len(scores) == len(tasks) else None
+
+
+class Optuna:
+    """Trials drawn by Optuna's TPE from the seed. Nothing is stored: asked again, it draws the same trials, and their
+    runs are in the folder.
+    """
+
+    def __init__(self, space: Space, trials: int, seed: int, at_once: int) -> None:
+        try:
+            import optuna
+        except ImportError as error:
+            raise ValueError("--trials needs Optuna: pip install 'fedlesam[tune]', or give a grid") from error
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        self.space, self.trials, self.at_once = space, trials, at_once
+        self.failed = optuna.trial.TrialState.FAIL
+        self.study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=seed))
+        self.asked: list[Any] = []
+
+    def batches(self) -> Iterator[list[Mapping[str, Value]]]:
+        for begin in range(0, self.trials, self.at_once):
+            self.asked = [self.study.ask() for _ in range(min(self.at_once, self.trials - begin))]
+            yield [{name: self._draw(trial, name, of) for name, of in self.space.items()} for trial in self.asked]
+
+    def tell(self, done: Sequence[Trial]) -> None:
+        for trial, result in zip(self.asked, done, strict=True):
+            if result.score is None:
+                self.study.tell(trial, state=self.failed)
+            else:
+                self.study.tell(trial, result.score.mean)
+
+    def _draw(self, trial: Any, name: str, of: tuple[Value, ...] | Range) -> Value:
+        if not isinstance(of, Range):
+            value: Value = trial.suggest_categorical(name, of)
+            return value
+        if name in OPTIONS and OPTIONS[name].kind is whole:
+            return int(trial.suggest_int(name, int(of.low), int(of.high), log=of.low >= 1))
+        return float(f"{trial.suggest_float(name, of.low, of.high, log=of.low > 0):.6g}")

@@ -1,0 +1,99 @@
+"""From the tables that were asked for to the runs they need."""
+
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from fedlesam.config import RunConfig
+from fedlesam.names import unknown
+from reproduction.items import ITEMS, Item, RunSpec
+from reproduction.scales import SCALES, Scale, on_scale, settle
+
+KEYS: dict[str, Callable[[RunSpec], str]] = {
+    "methods": lambda spec: spec.method,
+    "splits": lambda spec: spec.split,
+    "data": lambda spec: spec.data,
+    "clients": lambda spec: str(spec.clients),
+}
+
+
+@dataclass(frozen=True)
+class Only:
+    """What is left of the tables; an empty set leaves all."""
+
+    methods: frozenset[str] = frozenset()
+    splits: frozenset[str] = frozenset()
+    data: frozenset[str] = frozenset()
+    clients: frozenset[str] = frozenset()
+
+    def keeps(self, spec: RunSpec) -> bool:
+        return all(not getattr(self, key) or of(spec) in getattr(self, key) for key, of in KEYS.items())
+
+    def keeps_method(self, name: str) -> bool:
+        return not self.methods or name in self.methods
+
+
+def parse_only(text: str) -> Only:
+    """`methods=fedavg,fedlesam,splits=dirichlet-0.1`: what has no `=` belongs to the key before it."""
+    found: dict[str, set[str]] = {}
+    key = ""
+    every = [spec for item in ITEMS.values() for scale in SCALES.values() for spec in on_scale(item, scale).specs]
+    for word in filter(None, (word.strip() for word in text.split(","))):
+        before, equals, value = word.partition("=")
+        key = before if equals else key
+        if key not in KEYS:
+            raise ValueError(f"--only {text}: {unknown('selection', key or word, KEYS)}; e.g. methods=fedavg,fedlesam")
+        known = dict.fromkeys(KEYS[key](spec) for spec in every)
+        value = value if equals else word
+        if value not in known:
+            raise ValueError(f"--only {text}: {unknown(key, value, known)}")
+        found.setdefault(key, set()).add(value)
+    return Only(**{key: frozenset(values) for key, values in found.items()})
+
+
+def find_items(names: Iterable[str]) -> list[Item]:
+    wanted = list(dict.fromkeys(names))
+    for name in wanted:
+        if name not in ITEMS and name != "all":
+            raise unknown("table or figure", name, [*ITEMS, "all"])
+    return list(ITEMS.values()) if "all" in wanted else [item for item in ITEMS.values() if item.name in wanted]
+
+
+@dataclass(frozen=True)
+class Plan:
+    items: list[Item]
+    """With the specs that are left of them."""
+    runs: dict[RunSpec, list[RunConfig]]
+    """By the plain spec, one a seed."""
+    missing: dict[RunSpec, str]
+
+
+def make(
+    items: Sequence[Item], only: Only, scale: Scale, seeds: int, data_dir: str | None = None, workers: int = 1
+) -> Plan:
+    """A run two tables need is planned once, with what any of them wants measured."""
+    kept = [
+        dataclasses.replace(item, specs=tuple(spec for spec in on_scale(item, scale).specs if only.keeps(spec)))
+        for item in items
+    ]
+    probes: dict[RunSpec, tuple[str, ...]] = {}
+    for item in kept:
+        for spec in item.specs:
+            probes[spec.plain] = tuple(dict.fromkeys((*probes.get(spec.plain, ()), *spec.probes)))
+    runs: dict[RunSpec, list[RunConfig]] = {}
+    missing: dict[RunSpec, str] = {}
+    for plain, wanted in probes.items():
+        spec = dataclasses.replace(plain, probes=wanted)
+        settled = [settle(spec, scale, seed, data_dir, workers) for seed in range(seeds)]
+        for config in settled:
+            if isinstance(config, str):
+                missing[plain] = config
+            else:
+                runs.setdefault(plain, []).append(config)
+    return Plan(kept, runs, missing)
+
+
+def count(plan: Plan) -> tuple[int, int]:
+    """Different runs, and their rounds."""
+    different = {str(config): config.rounds for configs in plan.runs.values() for config in configs}
+    return len(different), sum(different.values())

@@ -1,0 +1,31 @@
+"""What came of the runs that were asked for: seeds put together, missing named."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from fedlesam.report.read import Run
+from fedlesam.runs.stats import Number, number
+from reproduction.items import RunSpec
+from reproduction.scales import Scale
+
+MEASURES = {"last": "last round", "mean_of_last": "mean of the last evaluations", "best": "best round"}
+
+
+@dataclass(frozen=True)
+class Results:
+    scale: Scale
+    runs: Mapping[RunSpec, list[Run]]
+    """By the plain spec: one finished run a seed."""
+    missing: Mapping[RunSpec, str]
+    """Why there is none."""
+    seeds: int
+
+    def of(self, spec: RunSpec) -> list[Run]:
+        return self.runs.get(spec.plain, [])
+
+    def why_missing(self, spec: RunSpec) -> str:
+        return self.missing.get(spec.plain, "" if self.of(spec) else "not run")
+
+    def accuracy(self, spec: RunSpec, measure: str = "last") -> Number | None:
+        """In percent."""
+        return number([100 * run.accuracy[measure] for run in self.of(spec) if measure in run.accuracy])
