@@ -1,0 +1,133 @@
+"""Models whose gradients share memory: autograd gives several parameters views of one storage."""
+
+from typing import Any
+
+import oracle
+import pytest
+import torch
+from oracle import Oracle, Weights
+from test_oracle import SETTINGS, assert_agree, hyper_of
+from torch import Tensor, nn
+from torch.func import functional_call
+from worlds import SCHEDULE, epochs, federation, play, samples, states, steps_in, training
+
+from fedlesam import lookup
+from fedlesam.descent import apart
+
+
+class Mixed(nn.Module):
+    """A linear layer, and parameters put together with operations whose gradient is a view."""
+
+    def __init__(self, **shapes: tuple[int, ...]) -> None:
+        super().__init__()
+        draw = torch.Generator().manual_seed(5)
+        for name, shape in shapes.items():
+            self.register_parameter(name, nn.Parameter(torch.randn(shape, generator=draw).double()))
+        self.head = nn.Linear(5, 3).double()
+        with torch.no_grad():
+            self.head.weight.copy_(torch.randn(3, 5, generator=draw) * 0.7)
+            self.head.bias.zero_()
+
+    def added(self) -> Tensor:
+        raise NotImplementedError
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = self.head(x + self.added())
+        return output
+
+
+class RowAndColumn(Mixed):
+    def __init__(self) -> None:
+        super().__init__(row=(5,), col=(5, 1))
+
+    def added(self) -> Tensor:
+        return self.row.view(1, -1) + self.col.view(1, -1)
+
+
+class NewAxes(Mixed):
+    def __init__(self) -> None:
+        super().__init__(a=(5,), b=(5,))
+
+    def added(self) -> Tensor:
+        return self.a[None] + self.b[None]
+
+
+class Flattened(Mixed):
+    def __init__(self) -> None:
+        super().__init__(w=(5, 1), d=(1, 5))
+
+    def added(self) -> Tensor:
+        return self.w.view(-1) + self.d.view(-1)
+
+
+class Halves(Mixed):
+    """Not the same entries, but the same storage."""
+
+    def __init__(self) -> None:
+        super().__init__(left=(2,), right=(3,))
+
+    def added(self) -> Tensor:
+        return torch.cat([self.left, self.right])
+
+
+class Single(Mixed):
+    """Of one entry each, whose strides are anything."""
+
+    def __init__(self) -> None:
+        super().__init__(a=(1,), b=(1, 1))
+
+    def added(self) -> Tensor:
+        return self.a.view(1, 1) + self.b.view(1, 1)
+
+
+class Tied(Mixed):
+    """One tensor under two names, used twice, beside two that share."""
+
+    def __init__(self) -> None:
+        super().__init__(a=(5,), b=(5,), c=(5,))
+        self.again = self.a
+
+    def added(self) -> Tensor:
+        return torch.tanh(self.again)[None] + self.a[None] + self.b[None] + self.c[None]
+
+
+MODELS = (RowAndColumn, NewAxes, Flattened, Halves, Single, Tied)
+
+
+@pytest.mark.parametrize(("scope", "momentum"), [("loss", 0.6), ("corrected", 0.0), ("corrected", 0.6)])
+@pytest.mark.parametrize("method", ["fedcm", "fedsmoo", "fedlesam-s"])
+@pytest.mark.parametrize("make", MODELS)
+def test_against_the_oracle(
+    make: type[Mixed], method: str, scope: str, momentum: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gradient(p: Weights, x: Tensor, y: Tensor) -> Weights:
+        leaves = {k: t.detach().clone().requires_grad_() for k, t in p.items()}
+        loss = nn.functional.cross_entropy(functional_call(make(), leaves, (x,)), y)
+        grads = torch.autograd.grad(loss, list(leaves.values()))
+        return {k: g.clone() for k, g in zip(leaves, grads, strict=True)}
+
+    monkeypatch.setattr(oracle, "gradient", gradient)
+    settings: dict[str, Any] = {**SETTINGS, **hyper_of(method), "clip_scope": scope, "momentum": momentum}
+    truth = Oracle(method, make(), samples(), epochs, seed=7, **settings)
+    for active in SCHEDULE[:2]:
+        truth.round(active)
+    local = training(clip_scope=scope, momentum=momentum)
+    fed = federation(lookup.get(method, **hyper_of(method)), model=make(), local=local)
+    assert_agree(states(play(fed, SCHEDULE[:2])), truth.states(), 1e-10)
+
+
+@pytest.mark.parametrize("make", MODELS)
+def test_they_do_share(make: type[Mixed]) -> None:
+    """Or the test above tests nothing."""
+    gradients = next(steps_in(federation("fedavg", model=make()), 0)).model.gradients()
+    assert not apart(gradients)
+
+
+def test_gradients_of_their_own() -> None:
+    """What an ordinary layer gets; a part of a storage, or one read with a stride of 0, is not that."""
+    one, other = torch.ones(3, 2), torch.ones(2)
+    assert apart([one, other])
+    assert not apart([one, one.view(-1)])
+    assert not apart([one, other[:1]])
+    assert not apart([one, torch.ones(1).expand(4)])
+    assert apart(next(steps_in(federation("fedavg"), 0)).model.gradients())
