@@ -5,7 +5,7 @@ in fixed point. What is small (losses, BatchNorm statistics) is kept per client 
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -26,16 +26,16 @@ CHUNK = 1 << 17
 
 
 class ExactSum:
-    """The sum of weight * x over vectors x, in 64-bit fixed point."""
+    """The sum of weight * x over vectors x, in 64-bit fixed point. Each weight * x is rounded on its own, once."""
 
     def __init__(self, like: Tensor) -> None:
         self.total = torch.zeros(like.shape, dtype=torch.int64, device=like.device)
 
-    def add(self, x: Tensor, weight: int) -> None:
+    def add(self, x: Tensor, weight: float) -> None:
         for into, part in zip(torch.split(self.total, CHUNK), torch.split(x, CHUNK), strict=True):
-            into.add_(torch.mul(part.double(), SCALE).round_().to(torch.int64), alpha=weight)
+            into.add_(torch.mul(part.double(), SCALE * weight).round_().to(torch.int64))
 
-    def mean(self, weight: int, dtype: torch.dtype) -> Tensor:
+    def mean(self, weight: float, dtype: torch.dtype) -> Tensor:
         return self.total.double().div_(SCALE * weight).to(dtype)
 
 
@@ -54,14 +54,21 @@ class Note:
 class Reduction:
     """The answers of a round, folded into sums as they come: no two updates are held at once.
 
-    `weight` is that of all clients asked, whoever answers: an entry may be so large that as many of its size, with
-    this weight together, stay in range. So an answer is refused or not whatever the others are, and integers never
-    wrap. Updates with a norm above `max_norm` are refused too.
+    `asked` are the weights of all clients asked, whoever answers: an entry may be so large that as many of its size,
+    with all their weight together, stay in range. So an answer is refused or not whatever the others are, and integers
+    never wrap. Updates with a norm above `max_norm` are refused too.
+
+    Weights are counted in `unit`, the power of two at or next above their mean: however many examples the clients have,
+    range and resolution are those of the plain mean, whose unit is 1.
     """
 
-    def __init__(self, round: int, weight: int, *, by_examples: bool = False, max_norm: float | None = None) -> None:
+    def __init__(
+        self, round: int, asked: Sequence[int], *, by_examples: bool = False, max_norm: float | None = None
+    ) -> None:
         self.round, self.by_examples, self.max_norm = round, by_examples, max_norm
-        self.largest = RANGE / weight
+        weight = max(1, sum(asked))
+        self.unit = 1 << ((weight - 1) // max(1, len(asked))).bit_length()
+        self.largest = RANGE * self.unit / weight
         self.sums: dict[str, ExactSum] = {}
         self.notes: dict[int, Note] = {}
         self.lr = 0.0
@@ -79,7 +86,7 @@ class Reduction:
         for name, vector in vectors.items():
             if name not in self.sums:
                 self.sums[name] = ExactSum(vector)
-            self.sums[name].add(vector, weight)
+            self.sums[name].add(vector, weight / self.unit)
         self.notes[answer.client] = Note(weight, answer.loss, answer.result.steps, norm**2, answer.buffers)
         self.lr = answer.result.lr
 
@@ -109,10 +116,10 @@ class Reduction:
     def mean(self, slot: str, dtype: torch.dtype) -> State:
         """The mean uploads of one slot."""
         chosen = {name.partition(".")[2]: total for name, total in self.sums.items() if name.startswith(f"{slot}.")}
-        return {name: total.mean(self.weight, dtype) for name, total in chosen.items()}
+        return {name: total.mean(self.weight / self.unit, dtype) for name, total in chosen.items()}
 
     def mean_update(self, dtype: torch.dtype) -> Tensor:
-        return self.sums["update"].mean(self.weight, dtype)
+        return self.sums["update"].mean(self.weight / self.unit, dtype)
 
     def mean_buffers(self) -> State:
         """Floats averaged in double precision, integers by their maximum."""

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 from random import Random
+from typing import Any
 
 import pytest
 import torch
@@ -29,8 +30,7 @@ def answer(
 
 
 def reduced(answers: list[Answer], by_examples: bool = False) -> Reduction:
-    weight = sum(one.examples for one in answers) if by_examples else len(answers)
-    reduction = Reduction(0, weight, by_examples=by_examples)
+    reduction = Reduction(0, [one.examples if by_examples else 1 for one in answers], by_examples=by_examples)
     for one in answers:
         reduction.add(one)
     return reduction
@@ -129,19 +129,19 @@ def test_buffers_that_are_not_finite_are_refused(bad: float) -> None:
     assert_same_bits(everything(reduction), before)
 
 
-@pytest.mark.parametrize("examples", [1, 3])
+@pytest.mark.parametrize("examples", [1, 3, 50_000])
 @pytest.mark.parametrize("sign", [1, -1])
 def test_no_sum_can_wrap(sign: int, examples: int) -> None:
     """As many as were asked of the largest that is let in: the sum is exact. One bit more is refused, from anybody."""
     asked, by_examples = 5, examples > 1
-    limit = RANGE / (asked * examples)
+    limit = RANGE / (asked * examples) * {1: 1, 3: 4, 50_000: 65_536}[examples]
     largest = sign * math.nextafter(limit, 0)
 
     def alone(client: int, d: float) -> Answer:
         result = LocalResult(torch.tensor([d, 0.0], dtype=torch.float64), 1, 0.1)
         return Answer(client, examples, result, 0.0, {}, {}, {}, Memory())
 
-    reduction = Reduction(3, asked * examples, by_examples=by_examples)
+    reduction = Reduction(3, [examples] * asked, by_examples=by_examples)
     with pytest.raises(NotFinite, match=f"round 3, client 7: update has an entry of .*{TOO_LARGE}"):
         reduction.add(alone(7, sign * limit))
     for client in range(asked):
@@ -152,9 +152,52 @@ def test_no_sum_can_wrap(sign: int, examples: int) -> None:
         reduction.add(alone(7, sign * limit))
 
 
+@given(st.lists(st.integers(1, 10**6), min_size=1, max_size=6), st.randoms(use_true_random=False))
+def test_many_examples_cost_neither_range_nor_resolution(examples: list[int], mix: Random) -> None:
+    """Whatever fits into the plain mean fits into the weighted one; it is as fine, and no order matters."""
+    draw = torch.Generator().manual_seed(mix.randrange(2**31))
+    limit = math.nextafter(RANGE / len(examples), 0)
+    answers = []
+    for client, size in enumerate(examples):
+        d = torch.randn(4, generator=draw, dtype=torch.float64)
+        d[3] = limit
+        answers.append(Answer(client, size, LocalResult(d, 1, 0.1), 0.0, {}, {}, {}, Memory()))
+    one = reduced(answers, by_examples=True).mean_update(torch.float64)
+    mix.shuffle(answers)
+    assert torch.equal(one, reduced(answers, by_examples=True).mean_update(torch.float64))
+    expected = sum((a.examples * a.result.update for a in answers), torch.zeros(4).double()) / sum(examples)
+    torch.testing.assert_close(one[:3], expected[:3], atol=2.0**-40, rtol=1e-14)
+    assert float(one[3]) == pytest.approx(limit, rel=1e-15)
+
+
+def test_plain_sums_are_as_they_were() -> None:
+    """The bits of the plain mean: entries times 2^40, rounded, added as integers."""
+    draw = torch.Generator().manual_seed(2)
+    updates = [torch.randn(4, generator=draw) * 10.0**k for k in (-9, -3, 0, 3)]
+    total = torch.stack([(u.double() * 2**40).round().long() for u in updates]).sum(0)
+    got = reduced([answer(i, u.tolist(), examples=i + 1) for i, u in enumerate(updates)]).mean_update(torch.float64)
+    assert torch.equal(got, total.double() / (4 * 2**40))
+
+
+def test_many_examples_and_large_weights() -> None:
+    """A regression whose weights are hundreds; 100,000 examples once left an update only 41.9 of range."""
+    true, draw = torch.tensor([[300.0], [200.0], [100.0]]), torch.Generator().manual_seed(1)
+    inputs = [torch.randn(50_000, 3, generator=draw) for _ in range(2)]
+    local = training(lr=0.5, lr_decay=1.0, epochs=1, batch_size=50_000, weight_decay=0.0, clip=None)
+    settings: dict[str, Any] = {
+        "model": nn.Linear(3, 1, bias=False),
+        "clients": [(x, x @ true) for x in inputs],
+        "local": dataclasses.replace(local, loss=nn.functional.mse_loss),
+    }
+    fed = federation("fedavg", weighting="examples", **settings)
+    for _ in range(3):
+        assert fed.round().left_out is None
+    torch.testing.assert_close(fed.weights, true.view(-1), atol=0.1, rtol=0)
+
+
 def test_the_largest_norm() -> None:
     """Of the update alone; the uploads are larger here. Exactly the limit passes."""
-    reduction = Reduction(2, 3, max_norm=5.0)
+    reduction = Reduction(2, [1, 1, 1], max_norm=5.0)
     reduction.add(answer(0, [3.0, 4.0]))
     with pytest.raises(NotFinite, match=r"round 2, client 1: the update has norm 5\.01, above 5;"):
         reduction.add(answer(1, [3.0, 4.01]))

@@ -110,8 +110,8 @@ class SerialEngine:
         return outcome
 
     def reduction(self, round: int, everyone: Sequence[int]) -> Reduction:
-        weight = sum(size_of(self.clients[client]) for client in everyone) if self.by_examples else len(everyone)
-        return Reduction(round, max(1, weight), by_examples=self.by_examples, max_norm=self.max_norm)
+        asked = [size_of(self.clients[client]) if self.by_examples else 1 for client in everyone]
+        return Reduction(round, asked, by_examples=self.by_examples, max_norm=self.max_norm)
 
     def answers(self, sent: Broadcast, chosen: Sequence[int], before_step: Callable[[], None]) -> Iterator[Answer]:
         """Of those that do not fail, in any order."""

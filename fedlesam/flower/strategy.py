@@ -364,8 +364,8 @@ class Strategy(FlowerStrategy):
     ) -> tuple[Reduction, dict[int, Answer]]:
         """The sums, and the answers that are in them."""
         by_examples = self.weighting == "examples"
-        weight = sum(answer.examples for answer in answers.values()) if by_examples else len(current.drawn)
-        reduction, added = Reduction(current.sent.round, max(1, weight), by_examples=by_examples), {}
+        asked = [answer.examples for answer in answers.values()] if by_examples else [1] * len(current.drawn)
+        reduction, added = Reduction(current.sent.round, asked, by_examples=by_examples), {}
         for client, answer in answers.items():
             try:
                 reduction.add(answer)
