@@ -45,6 +45,7 @@ class Algorithm:
             rule = getattr(self, slot)
             if not isinstance(rule, kind):
                 raise ValueError(f"Algorithm: {slot} must be a {kind.__name__}, got {rule!r}")
+        self.perturbation.check()
         check_number("Algorithm", "lr_decay", self.lr_decay, above=0)
 
     def shaped(self, sizes: Sequence[int]) -> "Algorithm":

@@ -6,13 +6,14 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 from worlds import federation, mlp, play, samples, states, training
 
 from fedlesam import Algorithm, Federation, LocalTraining, lookup
+from fedlesam.rules.base import State
 from fedlesam.rules.correction import ClientMomentum, ControlVariates
-from fedlesam.rules.perturbation import GlobalAscent
+from fedlesam.rules.perturbation import GlobalAscent, LocalAscent, Perturbation
 from fedlesam.rules.server import Adam, Average, Dynamic
 
 NAN = math.nan
@@ -25,6 +26,29 @@ def with_client(client: Any, **settings: Any) -> Federation:
 
 class Rows:
     """Neither tensors nor a Dataset."""
+
+
+class Nesterov(LocalAscent):
+    """SAM at a point ahead, as in FedNSAM."""
+
+    def constant(self, anchor: Tensor, mine: State, ours: State) -> Tensor:
+        return -anchor
+
+
+class Both(GlobalAscent):
+    gradient = "previous"
+
+    def ascend(self, gradient: Tensor, weights: Tensor, mine: State, ours: State) -> Tensor:
+        return gradient
+
+
+class Forgotten(Perturbation):
+    def ascend(self, gradient: Tensor, weights: Tensor, mine: State, ours: State) -> Tensor:
+        return gradient
+
+
+class Misspelt(LocalAscent):
+    gradient = "there"
 
 
 BAD: dict[str, tuple[Callable[[], Any], str]] = {
@@ -134,6 +158,22 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
     "a model of another precision": (
         lambda: federation("fedavg", model=mlp(dtype=torch.float32)),
         r"the model does not take inputs of shape \(1, 5\).*dtype",
+    ),
+    "a constant perturbation and an ascent": (
+        lambda: Algorithm(Nesterov()),
+        r"Nesterov has constant\(\) and gradient = 'here', with which constant\(\) is never called; .* begin",
+    ),
+    "an inherited constant and an ascent": (
+        lambda: Algorithm(Both(0.1)),
+        r"Both has constant\(\) and gradient = 'previous'",
+    ),
+    "an ascent that is never called": (
+        lambda: Algorithm(Forgotten()),
+        r'Forgotten has ascend\(\), but its gradient is "unused", .* set gradient to "here" or "previous"',
+    ),
+    "a gradient there is not": (
+        lambda: Algorithm(Misspelt()),
+        r"Misspelt: gradient must be one of 'unused', 'here', 'previous', got 'there'",
     ),
     "weighting": (
         lambda: federation("fedavg", weighting="samples"),

@@ -13,11 +13,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import fedlesam as fl
 from fedlesam.rules.base import State
-from fedlesam.rules.perturbation import GlobalAscent
+from fedlesam.rules.perturbation import Ascent, GlobalAscent
 
 
 @dataclass(frozen=True)
-class AddedEveryStep(GlobalAscent):
+class AddedEveryStep(Ascent):
     """FedLESAM's e, looked up once a round and added at every step, as the algorithm is printed."""
 
     gradient = "here"
@@ -26,11 +26,11 @@ class AddedEveryStep(GlobalAscent):
         e = GlobalAscent(self.rho).constant(anchor, mine, {})
         return {"e": torch.zeros_like(anchor) if e is None else e}
 
-    def constant(self, anchor: Tensor, mine: State, ours: State) -> Tensor | None:
-        return None
-
     def ascend(self, gradient: Tensor, weights: Tensor, mine: State, ours: State) -> Tensor:
         return mine["e"]
+
+    def remember(self, anchor: Tensor, mine: State) -> State:
+        return {"old": anchor}
 
 
 class CountOperations(TorchDispatchMode):

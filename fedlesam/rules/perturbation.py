@@ -20,6 +20,21 @@ class Perturbation(Rule):
     """What `ascend` is shown: nothing (it is not called), the batch gradient at v (a second backward pass),
     or the loss gradient of this client's previous step of the round (zero at the first)."""
 
+    def check(self) -> None:
+        """A ValueError if a method is defined that the local loop would never call."""
+        name, unused = type(self).__name__, self.gradient == "unused"
+        check_choice(name, "gradient", self.gradient, ("unused", "here", "previous"))
+        if not unused and type(self).constant is not Perturbation.constant:
+            raise ValueError(
+                f"{name} has constant() and gradient = {self.gradient!r}, with which constant() is never "
+                'called; leave gradient at "unused", or compute the constant part in begin() and add it in ascend()'
+            )
+        if unused and type(self).ascend is not Perturbation.ascend:
+            raise ValueError(
+                f'{name} has ascend(), but its gradient is "unused", with which ascend() is never called; '
+                'set gradient to "here" or "previous", or derive from Ascent and define constant() alone'
+            )
+
     @property
     def passes(self) -> int:
         """Backward passes per local step."""
