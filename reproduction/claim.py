@@ -145,6 +145,6 @@ def raw(everything: list[Findings]) -> str:
             for (arm, rho), by_seed in some.items():
                 about = ["" if rho is None else f"{rho:g}", "yes" if found.chosen.get(arm) == rho else "no"]
                 for seed, of in by_seed.items():
-                    figures = [f"{of.values[name]:.6g}" if name in of.values else "" for name in names]
+                    figures = [of.values.get(name, "") for name in names]
                     write.writerow([found.condition.name, purpose, arm, *about, seed, *figures])
     return out.getvalue()

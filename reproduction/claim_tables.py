@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedlesam import costs, lookup
-from fedlesam.runs.stats import Pairs, holm, pairs, verdict
+from fedlesam.runs.stats import PairedDifferences, holm, paired
 from reproduction import plots
 from reproduction.findings import MEASURES, Findings
 from reproduction.result_table import Block, Cell, ResultTable
@@ -15,7 +15,7 @@ RULES = (
     "accuracy is the mean of the evaluations in the last 20 rounds, in percent of the test images",
     "rho is the best of the grid by the mean over the tuning seeds on the held-out images; of equal ones the smaller",
     "differences are paired by seed: the same split, first model, active clients and batches",
-    "95 % intervals are percentiles of 10,000 bootstrapped means over seeds",
+    "95 % intervals are t-intervals of the mean difference over seeds",
     "p is that of the two-sided sign-flip permutation test, exact up to 16 seeds; Holm's correction is over the table",
     "confirmed: corrected p below .05 and the mean in favour of the claim; refuted: below .05 and the mean against it; "
     "not confirmed: anything else",
@@ -41,9 +41,9 @@ class Claim:
         }
         return f"{self.left}: {words[self.measure]} {self.right}"
 
-    def favour(self, found: Findings) -> Pairs:
+    def favour(self, found: Findings) -> PairedDifferences:
         left, right = found.of(self.left, self.measure), found.of(self.right, self.measure)
-        return pairs(left, right) if self.measure == "accuracy" else pairs(right, left)
+        return paired(left, right) if self.measure == "accuracy" else paired(right, left)
 
 
 TWO_PASSES = (("fedlesam", "fedsam"), ("fedlesam-s", "fedgamma"), ("fedlesam-d", "fedsmoo"))
@@ -70,6 +70,7 @@ OURS = (
 )
 """What else has to be known: does SAM help at all, does the estimate matter, is there a better free one."""
 
+ALPHA = 0.05
 JUDGED = ("in favour by", "95 % from", "to", "p", "Holm's p", "could be seen", "seeds", "verdict")
 
 
@@ -99,11 +100,11 @@ def judged(title: str, claims: Sequence[Claim], found: Findings, with_cost: bool
     """Claims about arms that were left out, or have fewer than two seeds in common, are not part of the family."""
     favours = {claim: claim.favour(found) for claim in claims}
     family = {claim: favour for claim, favour in favours.items() if len(favour.values) > 1}
-    ps = {claim: favour.p() for claim, favour in family.items()}
+    ps = {claim: favour.p_value() for claim, favour in family.items()}
     rows: dict[str, tuple[Cell, ...]] = {}
     for (claim, favour), corrected in zip(family.items(), holm(list(ps.values())), strict=True):
         low, high = favour.interval()
-        figures = (favour.mean, low, high, ps[claim], corrected, favour.detectable() or 0.0)
+        figures = (favour.mean, low, high, ps[claim], corrected, favour.detectable())
         ending = (Cell(str(len(favour.values))), Cell(verdict(favour.mean, corrected)))
         rows[claim.text] = (*map(Cell, figures), *ending)
     if with_cost:
@@ -111,6 +112,13 @@ def judged(title: str, claims: Sequence[Claim], found: Findings, with_cost: bool
             if {left, right} <= set(found.condition.arms):
                 rows[_cost_text(left, right)] = _cost(left, right)
     return Block(title, JUDGED, rows, None)
+
+
+def verdict(mean: float, corrected: float) -> str:
+    """Of a claim that the mean difference is above 0."""
+    if corrected >= ALPHA:
+        return "not confirmed"
+    return "confirmed" if mean > 0 else "refuted"
 
 
 def _passes(arm: str) -> float:
@@ -139,8 +147,8 @@ def at_chosen(found: Findings) -> Block:
             rows[arm] = tuple(Cell(missing="no run is finished") for _ in columns)
             continue
         held = found.validation(arm, rho) if rho is not None else None
-        over = pairs(found.of(arm), found.of(base)) if base in found.condition.arms else Pairs(())
-        gain = (over.mean, *over.interval(), over.detectable() or 0.0) if len(over.values) > 1 else ("-",) * 4
+        over = paired(found.of(arm), found.of(base))
+        gain = (over.mean, *over.interval(), over.detectable()) if len(over.values) > 1 else ("-",) * 4
         rows[arm] = (
             Cell("-" if rho is None else f"{rho:g}"),
             Cell(held.mean, held.spread) if held else Cell("-"),
@@ -198,7 +206,7 @@ def _gains(title: str, compared: Sequence[tuple[str, str]], everything: Sequence
     for left, right in compared:
         cells = []
         for found in everything:
-            over = pairs(found.of(left), found.of(right))
+            over = paired(found.of(left), found.of(right))
             if len(over.values) < 2:
                 asked = {left, right} <= set(found.condition.arms)
                 cells.append(Cell(missing="no two runs to compare") if asked else Cell("-"))

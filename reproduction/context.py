@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
-from fedlesam.runs.stats import Number
+from fedlesam.runs.stats import SeedMean
 from reproduction.items import DOMAINS, RunSpec
 from reproduction.paper import Figure
 from reproduction.plan import Only
@@ -47,7 +47,7 @@ class Context:
         return cell_of(self.results.accuracy(spec, measure), paper, spread, self.results.why_missing(spec))
 
 
-def cell_of(ours: Number | None, paper: float | str | None, paper_spread: float | None, missing: str) -> Cell:
+def cell_of(ours: SeedMean | None, paper: float | str | None, paper_spread: float | None, missing: str) -> Cell:
     if ours is None:
         return Cell(None, None, paper, paper_spread, missing=missing or "nothing was evaluated")
     return Cell(ours.mean, ours.spread, paper, paper_spread)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from statistics import fmean
 
-from fedlesam.runs.stats import Number, number
+from fedlesam.runs.stats import SeedMean, seed_mean
 from reproduction.studies import Condition
 
 MEASURES = {
@@ -41,19 +41,19 @@ class Findings:
             whole = {rho: score.mean for rho, score in scores.items() if score is not None}
             self.chosen[arm] = max(whole, key=lambda rho: (whole[rho], -rho)) if whole else None
 
-    def validation(self, arm: str, rho: float) -> Number | None:
+    def validation(self, arm: str, rho: float) -> SeedMean | None:
         found = self.tuning.get((arm, rho), {})
         if len(found) < self.condition.tuning_seeds:
             return None
-        return number([of.values["accuracy"] for of in found.values()])
+        return seed_mean([of.values["accuracy"] for of in found.values()])
 
     def of(self, arm: str, measure: str = "accuracy") -> dict[int, float]:
         """By seed, at the chosen rho."""
         found = self.results.get((arm, self.chosen.get(arm)), {})
         return {seed: of.values[measure] for seed, of in found.items() if measure in of.values}
 
-    def test(self, arm: str, rho: float | None) -> Number | None:
-        return number([of.values["accuracy"] for of in self.results.get((arm, rho), {}).values()])
+    def test(self, arm: str, rho: float | None) -> SeedMean | None:
+        return seed_mean([of.values["accuracy"] for of in self.results.get((arm, rho), {}).values()])
 
     def mean(self, arm: str, measure: str) -> float | None:
         values = self.of(arm, measure)

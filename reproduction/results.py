@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fedlesam.report.read import Run
-from fedlesam.runs.stats import Number, number
+from fedlesam.runs.stats import SeedMean, seed_mean
 from reproduction.items import RunSpec
 from reproduction.scales import Scale
 
@@ -26,6 +26,6 @@ class Results:
     def why_missing(self, spec: RunSpec) -> str:
         return self.missing.get(spec.plain, "" if self.of(spec) else "not run")
 
-    def accuracy(self, spec: RunSpec, measure: str = "last") -> Number | None:
+    def accuracy(self, spec: RunSpec, measure: str = "last") -> SeedMean | None:
         """In percent."""
-        return number([100 * run.accuracy[measure] for run in self.of(spec) if measure in run.accuracy])
+        return seed_mean([100 * run.accuracy[measure] for run in self.of(spec) if measure in run.accuracy])

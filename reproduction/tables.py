@@ -14,7 +14,7 @@ from fedlesam.data.formats.domains import find
 from fedlesam.report.pictures import accuracy_curves
 from fedlesam.report.read import Run
 from fedlesam.rules.perturbation import CorrectedAscent, GlobalAscent, LocalAscent, NoPerturbation
-from fedlesam.runs.stats import Number
+from fedlesam.runs.stats import SeedMean
 from reproduction import figures
 from reproduction.context import Context, average, cell_of, first
 from reproduction.items import DOMAIN_SETTINGS, ITEMS, SETTINGS, Item, RunSpec
@@ -249,8 +249,8 @@ def clock(item: Item, context: Context) -> ResultTable:
         assert figure is not None
         mine = seconds.get(spec.method)
         missing = context.results.why_missing(spec)
-        absolute[spec.method] = (cell_of(Number(mine, None) if mine else None, figure[0], None, missing),)
-        times = Number(mine / base, None) if mine and base else None
+        absolute[spec.method] = (cell_of(SeedMean(mine, None) if mine else None, figure[0], None, missing),)
+        times = SeedMean(mine / base, None) if mine and base else None
         missing = missing if base else "there is no FedAvg to compare with"
         relative[spec.method] = (cell_of(times, float(figure[0]) / float(unit[0]), None, missing),)
     notes = (f"ours: {IN_TURNS}; the paper's: one RTX 3090, loading and evaluation included",)

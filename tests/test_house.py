@@ -11,6 +11,7 @@ PACKAGE = Path(__file__).parent.parent / "fedlesam"
 
 ROOMS = [
     "checks",
+    "runs.stats",
     "disk",
     "interrupt",
     "lock",
@@ -45,7 +46,6 @@ ROOMS = [
     "trackers",
     "report",
     "compare",
-    "runs.stats",
     "runs.sweep",
     "runs.job",
     "runs.tune",

@@ -1,4 +1,4 @@
-"""A process that trains one run after another, as the sweep that started it says: JSON lines in, JSON lines out.
+"""A process that trains one run after another for the sweep that started it: JSON lines in, JSON lines out.
 
 Importing PyTorch once for many runs is what makes small runs cheap.
 """
@@ -19,31 +19,31 @@ from fedlesam.federation import Record
 from fedlesam.interrupt import Interrupted
 
 
-class Voice:
-    """What the sweep hears. Standard output is taken from everybody else: a stray print must not be part of it."""
+class Output:
+    """Messages to the sweep. Standard output is redirected, so that a stray print does not become a message."""
 
     def __init__(self) -> None:
         self.out = os.fdopen(os.dup(1), "w", encoding="utf-8")
         os.dup2(2, 1)
 
-    def tell(self, **about: Any) -> None:
-        """If nobody listens, the sweep was killed: stop, with what was done in the folder."""
+    def send(self, **message: Any) -> None:
+        """If the pipe is closed, the sweep was killed: stop with a checkpoint."""
         try:
-            self.out.write(json.dumps(about) + "\n")
+            self.out.write(json.dumps(message) + "\n")
             self.out.flush()
         except OSError:
             raise Interrupted(signal.SIGTERM) from None
 
 
-def listen(tasks: "queue.SimpleQueue[dict[str, Any] | None]") -> None:
-    """The end of the input is the end of the sweep, however it came; a run under way is asked to stop."""
+def read_tasks(tasks: "queue.SimpleQueue[dict[str, Any] | None]") -> None:
+    """At the end of the input the sweep has ended; the run under way is stopped."""
     for line in sys.stdin:
         tasks.put(json.loads(line))
     tasks.put(None)
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def work(tasks: "queue.SimpleQueue[dict[str, Any] | None]", voice: Voice) -> None:
+def work(tasks: "queue.SimpleQueue[dict[str, Any] | None]", output: Output) -> None:
     from pathlib import Path
 
     from fedlesam.runner import execute
@@ -54,7 +54,7 @@ def work(tasks: "queue.SimpleQueue[dict[str, Any] | None]", voice: Voice) -> Non
         config = configs.update(RunConfig(), {**task["config"], **hyper})
 
         def watch(record: Record) -> None:
-            voice.tell(round=record.round + 1, accuracy=record.test_accuracy)
+            output.send(round=record.round + 1, accuracy=record.test_accuracy)
 
         try:
             needed = (config.data, config.data_dir, config.samples, config.held_out)
@@ -62,20 +62,20 @@ def work(tasks: "queue.SimpleQueue[dict[str, Any] | None]", voice: Voice) -> Non
                 held = (needed, load_data(config))
             execute(config, Path(task["folder"]), watch=watch, data=held[1])
         except KeyboardInterrupt:
-            voice.tell(end="interrupted")
+            output.send(end="interrupted")
             return
         except Exception as error:
-            voice.tell(end="failed", why=f"{error}" or type(error).__name__)
+            output.send(end="failed", why=f"{error}" or type(error).__name__)
         else:
-            voice.tell(end="finished")
+            output.send(end="finished")
 
 
 def main() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    voice = Voice()
+    output = Output()
     tasks: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
-    threading.Thread(target=listen, args=(tasks,), daemon=True).start()
-    work(tasks, voice)
+    threading.Thread(target=read_tasks, args=(tasks,), daemon=True).start()
+    work(tasks, output)
 
 
 if __name__ == "__main__":

@@ -1,36 +1,39 @@
-"""Two methods on the same seeds: how far apart, how sure, and what would have gone unseen. No SciPy."""
+"""Statistics over seeds: means, and differences of two methods that are paired by seed."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import sqrt
 from statistics import fmean, stdev
+from typing import Any
 
 import numpy as np
+from scipy import stats
+
+LEVEL = 0.95
+POWER = 0.8
+RESAMPLES = 2**16
+"""Of the permutation test, which is exact for up to 16 pairs: it then tries all 2^n sign flips."""
+DIGITS = 12
+"""Sums that agree to so many digits are equal: they differ by rounding errors alone."""
 
 
 @dataclass(frozen=True)
-class Number:
+class SeedMean:
+    """A value over seeds."""
+
     mean: float
     spread: float | None
     """Standard deviation over seeds; None with one."""
 
 
-def number(values: list[float]) -> Number | None:
-    return Number(fmean(values), stdev(values) if len(values) > 1 else None) if values else None
-
-
-ALPHA = 0.05
-LEVEL = 1 - ALPHA
-POWER = 0.8
-DRAWS = 10_000
-"""Of the bootstrap, and of the permutation test where not all sign flips can be tried."""
-EXACT = 16
-"""Up to so many pairs all 2^n sign flips are tried."""
+def seed_mean(values: Sequence[float]) -> SeedMean | None:
+    """None of no values."""
+    return SeedMean(fmean(values), stdev(values) if len(values) > 1 else None) if values else None
 
 
 @dataclass(frozen=True)
-class Pairs:
-    """Differences, one a seed."""
+class PairedDifferences:
+    """Differences of two methods, one per seed."""
 
     values: tuple[float, ...]
 
@@ -39,53 +42,50 @@ class Pairs:
         return fmean(self.values)
 
     def interval(self, level: float = LEVEL) -> tuple[float, float]:
-        """Percentiles of the bootstrapped mean, from a fixed seed."""
-        drawn = np.random.default_rng(0).choice(self.values, (DRAWS, len(self.values)))
-        low, high = np.quantile(drawn.mean(1), [(1 - level) / 2, (1 + level) / 2])
-        return float(low), float(high)
+        """Student's t-interval of the mean difference; needs two seeds."""
+        half = self._quantile((1 + level) / 2) * self._standard_error
+        return self.mean - half, self.mean + half
 
-    def p(self) -> float:
-        """Two-sided, of the sign-flip permutation test: if the methods are alike, each sign could be the other."""
-        values, n = np.array(self.values), len(self.values)
-        if n <= EXACT:
-            signs = 1 - 2 * ((np.arange(2**n)[:, None] >> np.arange(n)) & 1)
-        else:
-            signs = np.random.default_rng(0).choice([-1, 1], (DRAWS, n))
-        sums = np.abs(signs @ values)
-        as_far = int((sums >= abs(values.sum()) - 1e-9 * np.abs(values).sum()).sum())
-        return as_far / 2**n if n <= EXACT else (as_far + 1) / (DRAWS + 1)
+    def p_value(self) -> float:
+        """Two-sided, of the sign-flip permutation test; from a fixed seed where not all flips are tried."""
+        scale = sum(map(abs, self.values))
+        if not scale:
+            return 1.0
 
-    def detectable(self, level: float = LEVEL, power: float = POWER) -> float | None:
-        """The smallest true difference a paired t-test on so many seeds would see with this probability."""
-        n = len(self.values)
-        if n < 2:
-            return None
-        return (student((1 + level) / 2, n - 1) + student(power, n - 1)) * stdev(self.values) / sqrt(n)
+        def total(values: Any, axis: int = -1) -> Any:
+            return np.round(np.sum(values, axis=axis) / scale, DIGITS)
+
+        found = stats.permutation_test(
+            (np.array(self.values),),
+            total,
+            permutation_type="samples",
+            vectorized=True,
+            n_resamples=RESAMPLES,
+            random_state=np.random.default_rng(0),
+        )
+        return float(found.pvalue)
+
+    def detectable(self, level: float = LEVEL, power: float = POWER) -> float:
+        """The smallest true difference that a paired t-test on so many seeds finds with this probability."""
+        return (self._quantile((1 + level) / 2) + self._quantile(power)) * self._standard_error
+
+    @property
+    def _standard_error(self) -> float:
+        return stdev(self.values) / sqrt(len(self.values))
+
+    def _quantile(self, probability: float) -> float:
+        return float(stats.t.ppf(probability, len(self.values) - 1))
 
 
-def pairs(left: Mapping[int, float], right: Mapping[int, float]) -> Pairs:
+def paired(left: Mapping[int, float], right: Mapping[int, float]) -> PairedDifferences:
     """left - right on the seeds both have."""
-    return Pairs(tuple(left[seed] - right[seed] for seed in sorted(left.keys() & right.keys())))
+    return PairedDifferences(tuple(left[seed] - right[seed] for seed in sorted(left.keys() & right.keys())))
 
 
-def student(probability: float, freedom: int) -> float:
-    """Quantile of Student's t: with t = sqrt(freedom) tan(a), the density of a is cos(a)^(freedom - 1)."""
-    angle = np.linspace(-np.pi / 2, np.pi / 2, 200_001)
-    below = np.cumsum(np.cos(angle) ** (freedom - 1))
-    return float(sqrt(freedom) * np.tan(np.interp(probability, below / below[-1], angle)))
-
-
-def holm(ps: Sequence[float]) -> list[float]:
+def holm(p_values: Sequence[float]) -> list[float]:
     """Holm's correction over a family: the k-th smallest of m times m - k + 1, never below the one before."""
-    found, floor = [0.0] * len(ps), 0.0
-    for rank, i in enumerate(sorted(range(len(ps)), key=lambda i: ps[i])):
-        floor = max(floor, min(1.0, ps[i] * (len(ps) - rank)))
+    found, floor = [0.0] * len(p_values), 0.0
+    for rank, i in enumerate(sorted(range(len(p_values)), key=lambda i: p_values[i])):
+        floor = max(floor, min(1.0, p_values[i] * (len(p_values) - rank)))
         found[i] = floor
     return found
-
-
-def verdict(mean: float, corrected: float) -> str:
-    """Of a claim that the mean difference is above 0."""
-    if corrected >= ALPHA:
-        return "not confirmed"
-    return "confirmed" if mean > 0 else "refuted"

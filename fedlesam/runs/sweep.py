@@ -1,4 +1,4 @@
-"""A queue of runs in one folder: shared runs once, several at a time, and the same call again goes on with the rest."""
+"""A queue of runs in one folder: equal runs once, several at a time; the same call again resumes it."""
 
 import contextlib
 import json
@@ -36,7 +36,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Event:
-    """What a run just did."""
+    """What a run has just done."""
 
     task: Task
     what: str
@@ -50,7 +50,7 @@ Watch = Callable[[Event], None]
 
 
 class Sweep:
-    """The folder: sweep.json, runs/, failed.json with what went wrong, log.txt with what the runs said."""
+    """The folder: sweep.json, runs/, failed.json with what went wrong, log.txt with what the runs printed."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -59,38 +59,40 @@ class Sweep:
     @contextlib.contextmanager
     def open(self) -> Iterator["Sweep"]:
         """Hold the folder, as the only process; one of another version, or of something else, is refused."""
-        here = {"form": FORM, "fedlesam": version("fedlesam")}
-        self._check(here)
+        this = {"form": FORM, "fedlesam": version("fedlesam")}
+        self._check(this)
         self.path.mkdir(parents=True, exist_ok=True)
         with lock.locked(self.path):
-            self._check(here)
-            if not self._about.exists():
-                disk.write_json(self._about, here)
+            self._check(this)
+            if not self._description.exists():
+                disk.write_json(self._description, this)
             self._failed = json.loads(self._failures.read_text(encoding="utf-8")) if self._failures.exists() else {}
             yield self
 
     @property
-    def _about(self) -> Path:
+    def _description(self) -> Path:
         return self.path / "sweep.json"
 
     @property
     def _failures(self) -> Path:
         return self.path / "failed.json"
 
-    def _check(self, here: dict[str, Any]) -> None:
-        if not self._about.exists():
+    def _check(self, this: dict[str, Any]) -> None:
+        if not self._description.exists():
             if self.path.exists() and not RunFolder(self.path).is_empty():
                 raise ValueError(f"{self.path}: is not empty and not a sweep folder; choose another with --out")
             return
         try:
-            there = json.loads(self._about.read_text(encoding="utf-8"))
-            form, package = there["form"], there["fedlesam"]
+            other = json.loads(self._description.read_text(encoding="utf-8"))
+            form, package = other["form"], other["fedlesam"]
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{self._about}: does not describe a sweep: {error}; choose another --out") from error
-        if (form, package) != (here["form"], here["fedlesam"]):
             raise ValueError(
-                f"{self.path}: was made by fedlesam {package} (folder form {form}), this is {here['fedlesam']} (form "
-                f"{here['form']}), and their numbers are not mixed; choose another --out, or use fedlesam {package}"
+                f"{self._description}: does not describe a sweep: {error}; choose another --out"
+            ) from error
+        if (form, package) != (this["form"], this["fedlesam"]):
+            raise ValueError(
+                f"{self.path}: was made by fedlesam {package} (folder form {form}), this is {this['fedlesam']} (form "
+                f"{this['form']}), and their numbers are not mixed; choose another --out, or use fedlesam {package}"
             )
 
     @property
@@ -99,9 +101,9 @@ class Sweep:
         return dict(self._failed)
 
     def folder_of(self, config: RunConfig) -> Path:
-        """Named by the content: the same settings are the same run, whoever asks for it.
+        """Named by a hash of the settings, so equal runs share a folder.
 
-        What is measured while training does not change the run. So one with probes serves also those who want none.
+        Probes do not change a run, so a finished run with probes also counts as the run without them.
         """
         stem = file_name(f"{config.algorithm}-{config.data}-{config.split}")
         name = f"{stem}-{configs.fingerprint(config)[:12]}"
@@ -116,27 +118,27 @@ class Sweep:
         return Task(config, self.folder_of(config), label)
 
     def is_done(self, task: Task) -> bool:
-        """A run that cannot be read is not; training it again says what is wrong."""
+        """False for a run that cannot be read: training it again raises the reason."""
         try:
             return RunFolder(task.folder).is_finished()
         except ValueError:
             return False
 
     def run(self, tasks: Sequence[Task], jobs: int = 1, watch: Watch = lambda _: None) -> None:
-        """Do what is not done; what fails is noted, and tried again by the next call. Interrupted: nothing is lost."""
+        """Train what is not finished. Failures are recorded and tried again by the next call."""
         todo = list({task.folder: task for task in tasks if not self.is_done(task)}.values())
         if not todo:
             return
         with (self.path / "log.txt").open("a", encoding="utf-8") as log:
-            crew = Crew(min(jobs, len(todo)), log)
-            with contextlib.closing(crew), asked_to_stop(crew.stop):
-                for event in crew.work(todo):
-                    self._note(event)
+            pool = Pool(min(jobs, len(todo)), log)
+            with contextlib.closing(pool), asked_to_stop(pool.stop):
+                for event in pool.work(todo):
+                    self._record(event)
                     watch(event)
-        if crew.stopped:
-            raise Interrupted(crew.stopped)
+        if pool.stopped:
+            raise Interrupted(pool.stopped)
 
-    def _note(self, event: Event) -> None:
+    def _record(self, event: Event) -> None:
         name = event.task.folder.name
         if event.what == "failed":
             self._failed[name] = {"run": event.task.label, "why": event.why}
@@ -159,33 +161,33 @@ class Job:
         )
         self.task: Task | None = None
         self.rest = b""
-        """Of a line that has not come whole yet."""
+        """The beginning of a line that is not complete yet."""
 
-    def give(self, task: Task) -> None:
+    def assign(self, task: Task) -> None:
         assert self.process.stdin is not None
         self.task = task
         with contextlib.suppress(OSError):  # it died: the reader will see that
-            order = {"config": configs.as_table(task.config), "folder": str(task.folder)}
-            self.process.stdin.write(json.dumps(order).encode() + b"\n")
+            message = {"config": configs.as_table(task.config), "folder": str(task.folder)}
+            self.process.stdin.write(json.dumps(message).encode() + b"\n")
             self.process.stdin.flush()
 
-    def dismiss(self) -> None:
-        """The end of its input is its end, after a checkpoint."""
+    def close_input(self) -> None:
+        """The process ends at the end of its input, after a checkpoint."""
         assert self.process.stdin is not None
         with contextlib.suppress(OSError):
             self.process.stdin.close()
 
     def close(self) -> int:
         """Its exit code, once it has ended."""
-        self.dismiss()
+        self.close_input()
         code = self.process.wait()
         assert self.process.stdout is not None
         self.process.stdout.close()
         return code
 
 
-class Crew:
-    """The jobs of a sweep, while it runs."""
+class Pool:
+    """The processes of a sweep, while it runs."""
 
     def __init__(self, size: int, log: IO[str]) -> None:
         self.size, self.log = size, log
@@ -200,74 +202,74 @@ class Crew:
                 job.process.send_signal(signal.SIGTERM)
 
     def close(self) -> None:
-        """Ends what is still there: an error in the sweep must not leave processes behind."""
+        """End all processes: an error in the sweep must not leave any behind."""
         for job in self.jobs:
-            job.dismiss()
+            job.close_input()
         for job in self.jobs:
             job.close()
 
     def work(self, tasks: Sequence[Task]) -> Iterator[Event]:
         todo, waiting = list(tasks), {task.folder: time.monotonic() for task in tasks}
-        with selectors.DefaultSelector() as heard:
+        with selectors.DefaultSelector() as selector:
             while (todo and not self.stopped) or any(job.task for job in self.jobs):
                 idle = [job for job in self.jobs if job.task is None and job.process.poll() is None]
                 while todo and not self.stopped and (idle or len(self.jobs) < self.size):
                     task = self._next(todo)
                     if task is None:
                         break
-                    if why := self._held(task):
+                    if why := self._why_held(task):
                         if time.monotonic() - waiting[task.folder] < PATIENCE:
                             break
                         todo.remove(task)
                         yield Event(task, "failed", why=why)
                         continue
                     todo.remove(task)
-                    job = idle.pop() if idle else self._hire(heard)
-                    job.give(task)
-                for key, _ in heard.select(timeout=0.5):
-                    yield from self._hear(key.data, heard)
+                    job = idle.pop() if idle else self._spawn(selector)
+                    job.assign(task)
+                for key, _ in selector.select(timeout=0.5):
+                    yield from self._read(key.data, selector)
 
     def _next(self, todo: list[Task]) -> Task | None:
-        """The first that nobody else works on; if all are worked on, the first."""
-        return next((task for task in todo if not self._held(task)), todo[0] if todo else None)
+        """The first that no other process holds; if all are held, the first."""
+        return next((task for task in todo if not self._why_held(task)), todo[0] if todo else None)
 
-    def _held(self, task: Task) -> str:
+    def _why_held(self, task: Task) -> str:
         holder = lock.holder(task.folder)
         return "" if holder is None else f"{task.folder}: is in use by process {holder.get('pid', '?')}"
 
-    def _hire(self, heard: selectors.BaseSelector) -> Job:
+    def _spawn(self, selector: selectors.BaseSelector) -> Job:
         job = Job(self.log)
         assert job.process.stdout is not None
         self.jobs.append(job)
-        heard.register(job.process.stdout, selectors.EVENT_READ, job)
+        selector.register(job.process.stdout, selectors.EVENT_READ, job)
         if self.stopped:
             job.process.send_signal(signal.SIGTERM)
         return job
 
-    def _hear(self, job: Job, heard: selectors.BaseSelector) -> Iterator[Event]:
-        """What a job said since; no buffered reading, which would keep lines from the selector."""
+    def _read(self, job: Job, selector: selectors.BaseSelector) -> Iterator[Event]:
+        """The messages of a job; no buffered reading, which would keep lines from the selector."""
         out = job.process.stdout
         assert out is not None
-        said = os.read(out.fileno(), 65536)
-        if not said:
-            heard.unregister(out)
+        received = os.read(out.fileno(), 65536)
+        if not received:
+            selector.unregister(out)
             self.jobs.remove(job)
-            yield from self._lost(job)
+            yield from self._exited(job)
             return
-        *lines, job.rest = (job.rest + said).split(b"\n")
+        *lines, job.rest = (job.rest + received).split(b"\n")
         for line in lines:
-            about, task = json.loads(line), job.task
+            message, task = json.loads(line), job.task
             assert task is not None
-            if "round" in about:
-                yield Event(task, "round", about["round"], about["accuracy"])
+            if "round" in message:
+                yield Event(task, "round", message["round"], message["accuracy"])
                 continue
             job.task = None
-            if about["end"] != "interrupted":
-                yield Event(task, about["end"], why=about.get("why", ""))
+            if message["end"] != "interrupted":
+                yield Event(task, message["end"], why=message.get("why", ""))
             elif not self.stopped:  # by somebody else's signal to this process alone
-                yield Event(task, "failed", why="was interrupted; the same command goes on with it")
+                yield Event(task, "failed", why="was interrupted; the same command resumes it")
 
-    def _lost(self, job: Job) -> Iterator[Event]:
+    def _exited(self, job: Job) -> Iterator[Event]:
         code, task, job.task = job.close(), job.task, None
         if task is not None and not self.stopped:
             how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"

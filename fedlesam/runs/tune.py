@@ -9,7 +9,7 @@ from typing import Any
 from fedlesam import config as configs
 from fedlesam.config import OPTIONS, RunConfig, Value, whole
 from fedlesam.report.read import read_run
-from fedlesam.runs.stats import Number, number
+from fedlesam.runs.stats import SeedMean, seed_mean
 from fedlesam.runs.sweep import Sweep, Task, Watch
 
 HELD_OUT = 0.1
@@ -31,7 +31,7 @@ Space = Mapping[str, tuple[Value, ...] | Range]
 @dataclass(frozen=True)
 class Trial:
     values: Mapping[str, Value]
-    score: Number | None
+    score: SeedMean | None
     """Mean over seeds of the mean of the last evaluations, in percent of the held-out samples; None if a run failed."""
 
 
@@ -123,10 +123,10 @@ def _tasks(base: RunConfig, values: Mapping[str, Value], sweep: Sweep, seeds: in
     return tasks
 
 
-def _score(sweep: Sweep, tasks: list[Task]) -> Number | None:
+def _score(sweep: Sweep, tasks: list[Task]) -> SeedMean | None:
     runs = [read_run(task.folder) for task in tasks if sweep.is_done(task)]
     scores = [100 * run.accuracy["mean_of_last"] for run in runs if run.accuracy]
-    return number(scores) if len(scores) == len(tasks) else None
+    return seed_mean(scores) if len(scores) == len(tasks) else None
 
 
 class Optuna:

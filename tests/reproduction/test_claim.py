@@ -11,7 +11,7 @@ from fedlesam import lookup
 from fedlesam.report.read import Run
 from fedlesam.rules.perturbation import NoPerturbation
 from reproduction import claim
-from reproduction.claim_tables import OURS, PAPER, Claim, at_chosen, everywhere, judged, make, over_rho
+from reproduction.claim_tables import OURS, PAPER, Claim, at_chosen, everywhere, judged, make, over_rho, verdict
 from reproduction.findings import Findings, Result
 from reproduction.scales import SCALES
 from reproduction.studies import ARMS, NAMES, TUNING_SEED, Condition, Where, studies
@@ -134,6 +134,15 @@ def test_verdicts_by_hand() -> None:
     assert first[6].ours == "10"
 
 
+def test_verdicts() -> None:
+    assert [verdict(*about) for about in ((1.0, 0.04), (-1.0, 0.04), (1.0, 0.06), (-1.0, 0.05))] == [
+        "confirmed",
+        "refuted",
+        "not confirmed",
+        "not confirmed",
+    ]
+
+
 def test_less_sharpness_is_in_favour() -> None:
     found = findings({("fedsam", 0.1): [1.0] * 10, ("fedlesam", 0.1): [1.0] * 10})
     for (arm, _), by_seed in found.results.items():
@@ -161,7 +170,7 @@ def test_gains_are_over_the_own_base() -> None:
     other = findings({}, arms=("fedavg", "fedsam"))
     over_base, over_sam = everywhere([one, two, other])
     mine, missing, never = over_base.rows["freesam - fedavg"]
-    assert str(mine.ours) == "+1.50 [+1.00, +2.00]"
+    assert str(mine.ours) == "+1.50 [-4.85, +7.85]"
     assert missing.missing and not missing.ours
     assert (never.ours, never.missing) == ("-", "")
     assert over_sam.rows["freesam - fedsam"][2].ours == "-"

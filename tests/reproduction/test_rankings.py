@@ -5,10 +5,9 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy import stats
 
 from reproduction.rankings import kendall_tau, places
-
-stats = pytest.importorskip("scipy.stats", reason="scipy is not installed")
 
 
 @given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), min_size=1, max_size=12))
@@ -31,3 +30,9 @@ def test_by_hand() -> None:
 
 def test_places_are_shared() -> None:
     assert places({"a": 1.0, "b": 3.0, "c": 3.0, "d": 2.0}) == {"b": 1, "c": 1, "d": 3, "a": 4}
+
+
+def test_nearly_equal_is_not_equal() -> None:
+    """Full precision: a difference that no table prints still makes an order."""
+    assert kendall_tau({"a": 1.0, "b": 1.0 + 1e-12}, {"a": 1.0, "b": 2.0}) == 1
+    assert places({"a": 1.0, "b": 1.0 + 1e-12}) == {"b": 1, "a": 2}

@@ -1,30 +1,53 @@
-"""The statistics against SciPy and against numbers found by hand."""
+"""Statistics over seeds against numbers found by hand and against other functions of SciPy."""
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import stats
 
-from fedlesam.runs.stats import EXACT, Pairs, holm, pairs, student, verdict
+from fedlesam.runs.stats import RESAMPLES, PairedDifferences, holm, paired, seed_mean
 
 DIFFERENCES = (0.3, -0.1, 0.4, 0.2, 0.5, 0.1, -0.2, 0.6)
+EXACT = 16
+
+
+def test_over_seeds() -> None:
+    two = seed_mean([1.0, 3.0])
+    assert two is not None and (two.mean, two.spread) == (2.0, pytest.approx(2**0.5))
+    one = seed_mean([1.0])
+    assert one is not None and (one.mean, one.spread) == (1.0, None)
+    assert seed_mean([]) is None
 
 
 def test_paired_by_seed() -> None:
-    assert pairs({0: 3.0, 1: 5.0, 2: 9.0}, {2: 4.0, 1: 4.5, 7: 0.0}).values == (0.5, 5.0)
+    assert paired({0: 3.0, 1: 5.0, 2: 9.0}, {2: 4.0, 1: 4.5, 7: 0.0}).values == (0.5, 5.0)
 
 
 def test_three_pairs_by_hand() -> None:
     """1, 2, 4: of the eight sums of signs only 7 and -7 are as far from 0 as 7; as far as 5 are four."""
-    assert Pairs((1.0, 2.0, 4.0)).p() == 2 / 8
-    assert Pairs((-1.0, 2.0, 4.0)).p() == 4 / 8
-    assert Pairs((0.0, 0.0)).p() == 1.0
+    assert PairedDifferences((1.0, 2.0, 4.0)).p_value() == 2 / 8
+    assert PairedDifferences((-1.0, 2.0, 4.0)).p_value() == 4 / 8
+    assert PairedDifferences((0.0, 0.0)).p_value() == 1.0
+    assert PairedDifferences((1.0, -1.0)).p_value() == 1.0
 
 
-def test_the_permutation_test_is_scipys() -> None:
-    stats = pytest.importorskip("scipy.stats", reason="SciPy is an extra")
-    expected = stats.permutation_test((np.array(DIFFERENCES),), np.mean, permutation_type="samples", n_resamples=np.inf)
-    assert Pairs(DIFFERENCES).p() == pytest.approx(expected.pvalue)
+@pytest.mark.parametrize("unit", [0.1, 100 / 360])
+def test_ties_are_ties_whatever_the_rounding_errors(unit: float) -> None:
+    """Multiples of a unit: as floats, sums that are equal differ in their last bits."""
+    signs = 1 - 2 * ((np.arange(64)[:, None] >> np.arange(6)) & 1)
+    drawn = np.random.default_rng(0).integers(-40, 41, (50, 6))
+    for whole in ([-19, -34, -7, 7, 34, 19], *drawn.tolist()):
+        expected = (np.abs(signs @ np.array(whole)) >= abs(sum(whole))).mean()
+        assert PairedDifferences(tuple(unit * value for value in whole)).p_value() == pytest.approx(expected)
+
+
+def test_small_differences_are_no_ties() -> None:
+    """Full precision counts: 1e-9 more is more."""
+    assert PairedDifferences((1.0, 1.0 + 1e-9, 2.0)).p_value() == 2 / 8
+    assert PairedDifferences((-1.0, 1.0 + 1e-9, 0.0)).p_value() == 1.0
+    assert PairedDifferences((1.0, -1.0 - 1e-9, 3.0)).p_value() == 6 / 8
+    assert PairedDifferences((-1.0, 1.0 + 1e-9, 3.0)).p_value() == 4 / 8
 
 
 def test_many_pairs_are_drawn() -> None:
@@ -32,40 +55,29 @@ def test_many_pairs_are_drawn() -> None:
     values = tuple(np.random.default_rng(1).normal(0.3, 1, EXACT + 1))
     signs = 1 - 2 * np.array(np.unravel_index(np.arange(2 ** len(values)), (2,) * len(values))).T
     exact = (np.abs(signs @ values) >= abs(sum(values)) - 1e-12).mean()
-    assert Pairs(values).p() == pytest.approx(exact, abs=0.015)
-    assert Pairs(values).p() == Pairs(values).p()
-    assert Pairs((1.0,) * 30).p() == 1 / 10_001
+    assert PairedDifferences(values).p_value() == pytest.approx(exact, abs=0.015)
+    assert PairedDifferences(values).p_value() == PairedDifferences(values).p_value()
+    assert 0 < PairedDifferences((1.0,) * 30).p_value() <= 2 / (RESAMPLES + 1)
 
 
-def test_the_bootstrap_is_scipys() -> None:
-    stats = pytest.importorskip("scipy.stats", reason="SciPy is an extra")
-    method = {"method": "percentile", "n_resamples": 20_000, "rng": np.random.default_rng(5)}
-    expected = stats.bootstrap((np.array(DIFFERENCES),), np.mean, **method).confidence_interval
-    assert Pairs(DIFFERENCES).interval() == pytest.approx((expected.low, expected.high), abs=0.02)
-    assert Pairs(DIFFERENCES).interval() == Pairs(DIFFERENCES).interval()
-    low, high = Pairs(DIFFERENCES).interval(0.5)
-    assert low > Pairs(DIFFERENCES).interval()[0]
-    assert high < Pairs(DIFFERENCES).interval()[1]
-
-
-@pytest.mark.parametrize("freedom", [1, 2, 4, 9, 30])
-@pytest.mark.parametrize("probability", [0.5, 0.8, 0.975])
-def test_students_quantiles_are_scipys(freedom: int, probability: float) -> None:
-    stats = pytest.importorskip("scipy.stats", reason="SciPy is an extra")
-    assert student(probability, freedom) == pytest.approx(stats.t.ppf(probability, freedom), rel=2e-3, abs=1e-4)
+def test_the_interval_is_students() -> None:
+    differences = PairedDifferences(DIFFERENCES)
+    for level in (0.5, 0.95):
+        expected = stats.ttest_1samp(DIFFERENCES, 0).confidence_interval(level)
+        assert differences.interval(level) == pytest.approx((expected.low, expected.high))
+    assert PairedDifferences((1.0, 2.0)).interval() == pytest.approx((1.5 - 12.7062 / 2, 1.5 + 12.7062 / 2), abs=1e-4)
+    assert PairedDifferences((0.5, 0.5, 0.5)).interval() == (0.5, 0.5)
 
 
 def test_what_could_have_been_seen_is_seen() -> None:
     """Ten pairs of deviation 1: of many samples shifted by the detectable difference about 80 % are significant."""
-    stats = pytest.importorskip("scipy.stats", reason="SciPy is an extra")
-    draw = np.random.default_rng(2)
-    base = draw.normal(size=10)
+    rng = np.random.default_rng(2)
+    base = rng.normal(size=10)
     base = (base - base.mean()) / base.std(ddof=1)
-    shift = Pairs(tuple(base)).detectable() or 0.0
+    shift = PairedDifferences(tuple(base)).detectable()
     assert shift == pytest.approx((2.2622 + 0.8834) / 10**0.5, rel=1e-3)
-    seen = stats.ttest_1samp(draw.normal(shift, 1, (4000, 10)), 0, axis=1).pvalue < 0.05
+    seen = stats.ttest_1samp(rng.normal(shift, 1, (4000, 10)), 0, axis=1).pvalue < 0.05
     assert seen.mean() == pytest.approx(0.8, abs=0.03)
-    assert Pairs((1.0,)).detectable() is None
 
 
 def test_holm_by_hand() -> None:
@@ -82,12 +94,3 @@ def test_holm_keeps_the_order_and_lies_between_p_and_bonferroni(ps: list[float])
     for i, p in enumerate(ps):
         assert p <= found[i] <= min(1, len(ps) * p) or found[i] in found[:i] + found[i + 1 :]
         assert all(found[i] <= found[j] for j, q in enumerate(ps) if p <= q)
-
-
-def test_verdicts() -> None:
-    assert [verdict(*about) for about in ((1.0, 0.04), (-1.0, 0.04), (1.0, 0.06), (-1.0, 0.05))] == [
-        "confirmed",
-        "refuted",
-        "not confirmed",
-        "not confirmed",
-    ]
