@@ -149,7 +149,7 @@ class RunConfig:
     augment: bool = option(True, LOCAL, switch, "the data set's augmentation, where it has one")
     hyper: Mapping[str, Value] = field(default_factory=dict)
     weighting: str = option("clients", RUN, text, "average over clients, or by their examples")
-    evaluate_every: int = option(1, RUN, whole, "rounds between two evaluations on the test set")
+    evaluate_every: int = option(1, RUN, whole, "rounds between two evaluations; the last round is always evaluated")
     per_client: bool = option(False, RUN, switch, "also the accuracy on every client's own mixture of classes")
     dropout: float = option(0.0, RUN, number, "probability that an active client never answers", "P")
     max_update_norm: float = option(0.0, RUN, number, "leave out updates with a larger norm; 0 never does", "NORM")

@@ -79,15 +79,25 @@ class PerClient:
     """Mean over the tenth of the clients with the lowest accuracy, at least one client."""
     spread: float
     """Standard deviation over clients."""
+    untested: int = 0
+    """Clients with none of their classes in the test set: nothing is known of them, and they are left out."""
 
 
-def per_client(by_class: Tensor, mixtures: Tensor) -> PerClient:
-    """`mixtures` is clients x classes, rows sum to one; classes that the test set does not have are left out."""
+def per_client(by_class: Tensor, mixtures: Tensor) -> PerClient | None:
+    """`mixtures` is clients x classes, rows sum to one; classes that the test set does not have are left out.
+
+    None where no client has a class that the test set has.
+    """
     known = ~by_class.isnan()
     weights = mixtures[:, known]
-    accuracy = (weights @ by_class[known].to(weights.dtype)) / weights.sum(1).clamp_min(1e-12)
+    seen = weights.sum(1)
+    tested = seen > 0
+    if not tested.any():
+        return None
+    accuracy = (weights[tested] @ by_class[known].to(weights.dtype)) / seen[tested]
     worst = accuracy.sort().values[: max(1, len(accuracy) // 10)]
-    return PerClient(float(accuracy.mean()), float(worst.mean()), float(accuracy.std(correction=0)))
+    mean, spread = float(accuracy.mean()), float(accuracy.std(correction=0))
+    return PerClient(mean, float(worst.mean()), spread, untested=int((~tested).sum()))
 
 
 def mixture(labels: Tensor, classes: int) -> Tensor:

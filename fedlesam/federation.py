@@ -65,6 +65,8 @@ class Record:
     def as_dict(self) -> dict[str, Any]:
         """For JSON: what was not measured, or is not a number JSON has, is left out."""
         known = {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
+        if self.per_client is not None and not self.per_client.untested:
+            known["per_client"].pop("untested")
         if self.left_out:
             known["left_out"] = {str(client): why for client, why in self.left_out.items()}
         return {k: v for k, v in known.items() if not (isinstance(v, float) and not math.isfinite(v))}
@@ -235,8 +237,11 @@ class Federation:
         draws = ((client, seeds.derive(self.seed, "dropout", round, client)) for client in active if self.dropout)
         return [client for client, seed in draws if np.random.default_rng(seed).random() < self.dropout]
 
-    def round(self, active: Sequence[int] | None = None) -> Record:
-        """One communication round, with the drawn clients or just these. On any error nothing has changed."""
+    def round(self, active: Sequence[int] | None = None, *, evaluate: bool | None = None) -> Record:
+        """One communication round, with the drawn clients or just these. On any error nothing has changed.
+
+        `evaluate` says whether the new model is evaluated; None leaves it to `evaluate_every`.
+        """
         chosen = self.draw_active(self.state.round) if active is None else self._check_active(active)
         silent = self.draw_silent(self.state.round, chosen)
         engine, sent, began = self._start(), self.state.broadcast(), time.perf_counter()
@@ -244,7 +249,8 @@ class Federation:
             outcome = engine.train(sent, [client for client in chosen if client not in silent])
             state = server_step(self.algorithm, self.state, outcome.reduction, len(self.clients))
             seconds = time.perf_counter() - began
-            tested = engine.evaluate(state.broadcast()) if state.round % self.evaluate_every == 0 else None
+            due = state.round % self.evaluate_every == 0 if evaluate is None else evaluate
+            tested = engine.evaluate(state.broadcast()) if due else None
             record = Record(
                 round=sent.round,
                 active=chosen,
@@ -271,10 +277,10 @@ class Federation:
         return record
 
     def run(self, rounds: int) -> Iterator[Record]:
-        """Train `rounds` more rounds, a record each."""
+        """Train `rounds` more rounds, a record each; the model of the last one is always evaluated."""
         check_count("run", "rounds", rounds)
-        for _ in range(rounds):
-            yield self.round()
+        for left in reversed(range(rounds)):
+            yield self.round(evaluate=None if left else True)
 
     def halt(self, signum: int = signal.SIGINT) -> None:
         """Drop the round under way at its next step, from another thread: `round` raises Interrupted."""

@@ -8,6 +8,7 @@ from typing import Any
 
 from fedlesam import lock
 from fedlesam.checks import is_number
+from fedlesam.evaluated import evaluated_on
 from fedlesam.runs import RunFolder
 
 
@@ -23,6 +24,10 @@ class Overview:
     rounds: int
     accuracy: float | None
     """Of the last evaluation."""
+    accuracy_round: int | None
+    """Rounds done at that evaluation."""
+    evaluated_on: str
+    """test, or held-out; empty where the folder cannot be read."""
     seconds_left: float | None
     checkpoint_bytes: int
 
@@ -39,7 +44,8 @@ def look_at(folder: RunFolder) -> Overview:
         holder = lock.holder(folder.path)
         done = len(records)
         state = "running" if holder is not None else str(summary.get("state", "interrupted"))
-        tested = [r["test_accuracy"] for r in records if r.get("test_accuracy") is not None]
+        tested = [(r["test_accuracy"], r["round"] + 1) for r in records if r.get("test_accuracy") is not None]
+        accuracy, at = tested[-1] if tested else (None, None)
         return Overview(
             path=folder.path,
             algorithm=config.algorithm,
@@ -47,12 +53,16 @@ def look_at(folder: RunFolder) -> Overview:
             why=str(summary.get("why", "")) if state == "stopped" else "",
             round=done,
             rounds=config.rounds,
-            accuracy=tested[-1] if tested else None,
+            accuracy=accuracy,
+            accuracy_round=at,
+            evaluated_on=evaluated_on(config),
             seconds_left=None if holder is None else _seconds_left(holder, done, config.rounds),
             checkpoint_bytes=size_of(folder.checkpoints),
         )
     except (ValueError, OSError) as error:
-        return Overview(folder.path, "?", "damaged", str(error), 0, 0, None, None, size_of(folder.checkpoints))
+        return Overview(
+            folder.path, "?", "damaged", str(error), 0, 0, None, None, "", None, size_of(folder.checkpoints)
+        )
 
 
 def _seconds_left(holder: dict[str, Any], done: int, rounds: int) -> float | None:

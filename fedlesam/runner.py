@@ -23,6 +23,7 @@ from fedlesam.data.dataset import DataSet
 from fedlesam.data.split_names import save_split
 from fedlesam.engines.distributed import dismiss
 from fedlesam.engines.world import WorkerLost, World
+from fedlesam.evaluated import accuracy_of, evaluated_on, named, plain
 from fedlesam.federation import DROPOUT, Federation, Record
 from fedlesam.interrupt import asked_to_stop
 from fedlesam.journal import Journal
@@ -79,7 +80,7 @@ def execute(
                 if tell is not None:
                     disk.sync_folder(path)  # that it is finished may not be lasting yet
                     shutil.rmtree(folder.checkpoints, ignore_errors=True)
-                return folder.read_summary()
+                return _finished(folder)
             experiment = build(config, data, folder=folder.memory, world=world)
             probes = attach(config.probe, experiment.federation)
             costs.check_fits(costs.predict(config, experiment.federation), config, path, size_of(folder.checkpoints))
@@ -103,6 +104,13 @@ def execute(
         return _train(folder, config, experiment, checkpoints, records, watch, probes)
 
 
+def _finished(folder: RunFolder) -> dict[str, Any]:
+    """The summary of a run that is done, whoever wrote it."""
+    summary = folder.read_summary()
+    found = accuracy_of(summary, folder.read_metrics())
+    return {**summary, **{name: found for name in ("accuracy", "held_out_accuracy") if name in summary}}
+
+
 def _begin(folder: RunFolder, config: RunConfig, experiment: Experiment) -> tuple[Checkpoints, list[dict[str, Any]]]:
     """Write what a new run begins with, or go on from where an old one stopped; the records so far."""
     for part in folder.path.glob(f".*{disk.PART}"):  # of a process that was killed
@@ -121,7 +129,7 @@ def _begin(folder: RunFolder, config: RunConfig, experiment: Experiment) -> tupl
         log.warning("%s: had no checkpoint yet, so its %d rounds are trained again", folder.path, seen)
     if done:
         log.info("%s: going on after round %d of %d", folder.path, done, config.rounds)
-    return checkpoints, checkpoints.records[folder.metrics.name]
+    return checkpoints, [plain(record) for record in checkpoints.records[folder.metrics.name]]
 
 
 def _train(
@@ -138,7 +146,7 @@ def _train(
     try:
         with asked_to_stop(federation.halt):
             for record in watched(federation, probes, folder.probes, config.rounds):
-                journal.append(record.as_dict())
+                journal.append(named(record.as_dict(), evaluated_on(config)))
                 records.append(record.as_dict())
                 spoken = _speak_of(record, spoken)
                 if watch is not None:
@@ -275,7 +283,7 @@ def _close(
         **({"why": why} if why else {}),
         "algorithm": config.algorithm,
         "rounds": len(records),
-        **accuracies(records),
+        **named(accuracies(records), evaluated_on(config)),
         **{name: sum(r[name] for r in records) for name in ("backward_passes", "bytes_down", "bytes_up", "seconds")},
         "parameters": len(experiment.federation.weights),
         **({"left_out": left_out} if left_out else {}),
@@ -295,16 +303,19 @@ def _close(
 
 
 def accuracies(records: list[dict[str, Any]]) -> dict[str, Any]:
-    """The last round's, the mean of the last evaluations' and the best round's accuracy, each by its name."""
+    """The last round's, the mean of the last evaluations' and the best round's accuracy, each by its name.
+
+    A run that stopped after a round without evaluation has no accuracy of its last round.
+    """
     tested = [(r["test_accuracy"], r["round"]) for r in records if r.get("test_accuracy") is not None]
     if not tested:
         return {}
     last = [accuracy for accuracy, _ in tested[-LAST:]]
     best, at = max(tested, key=lambda pair: (pair[0], -pair[1]))
-    found = {"last": tested[-1][0], "mean_of_last": sum(last) / len(last), "evaluations_in_mean": len(last)}
-    final = [r for r in records if "per_client" in r][-1:]
-    per_client = {"per_client": final[0]["per_client"]} if final else {}
-    return {"accuracy": {**found, "best": best, "best_round": at}, **per_client}
+    final = records[-1]
+    found = {"last": final["test_accuracy"]} if final.get("test_accuracy") is not None else {}
+    found |= {"mean_of_last": sum(last) / len(last), "evaluations_in_mean": len(last), "best": best, "best_round": at}
+    return {"accuracy": found, **({"per_client": final["per_client"]} if "per_client" in final else {})}
 
 
 def largest_memory(federation: Federation) -> int:

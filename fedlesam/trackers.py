@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from fedlesam import config as configs
 from fedlesam.config import RunConfig
+from fedlesam.evaluated import TEST, evaluated_on, named
 from fedlesam.federation import Record
 
 PROJECT = "fedlesam"
@@ -136,7 +137,7 @@ class Watchers:
         self.close()
         table = configs.as_table(config)
         run = Tracked(folder.name, folder, {**table.pop("hyper"), **table})
-        opened = False
+        opened, on = False, evaluated_on(config)
 
         def see(record: Record) -> None:
             nonlocal opened
@@ -149,7 +150,7 @@ class Watchers:
                         self.live[flag] = start(run, record.round + 1)
             for flag, tracker in list(self.live.items()):
                 with self._or_without(flag):
-                    tracker.see(record.round + 1, numbers(record))
+                    tracker.see(record.round + 1, numbers(record, on))
 
         return see
 
@@ -178,10 +179,10 @@ def watching(openers: dict[str, Open], say: Callable[[str], None] | None = None)
         watchers.close()
 
 
-def numbers(record: Record) -> dict[str, float]:
-    """What a tracker plots: the numbers of a record, nested ones by their path."""
+def numbers(record: Record, on: str = TEST) -> dict[str, float]:
+    """What a tracker plots: the numbers of a record, by the samples they are of; nested ones by their path."""
     found: dict[str, float] = {}
-    for name, value in record.as_dict().items():
+    for name, value in named(record.as_dict(), on).items():
         if isinstance(value, dict):
             found.update({f"{name}/{inner}": float(number) for inner, number in value.items()})
         elif isinstance(value, int | float) and name != "round":

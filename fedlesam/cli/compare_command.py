@@ -12,6 +12,7 @@ import click
 from fedlesam import config as configs
 from fedlesam.cli.options import Grouped, GroupedCommand, gather, names_of, output, settings, trackers
 from fedlesam.config import RunConfig
+from fedlesam.evaluated import evaluated_on
 from fedlesam.names import file_name
 
 if TYPE_CHECKING:
@@ -98,12 +99,13 @@ def show_comparison(
             threads = began[0].read_config().threads
             plans = [dataclasses.replace(plan, threads=threads) for plan in plans]
     display = Display(quiet or as_json)
-    many = seeds > 1
+    many, on = seeds > 1, evaluated_on(base)
     try:
         with display.open(), watching(openers or {}) as watchers:
 
             def watch(plan: RunConfig) -> "Callable[[Record], None]":
-                shown = display.watch(f"{plan.algorithm} {plan.seed}" if many else plan.algorithm, plan.rounds)
+                name = f"{plan.algorithm} {plan.seed}" if many else plan.algorithm
+                shown = display.watch(name, plan.rounds, on)
                 return watchers.watch(plan, comparison.folder_of(out, plan), shown)
 
             runs = comparison.compare(plans, out, overwrite=overwrite, watch=watch)
@@ -115,13 +117,10 @@ def show_comparison(
     write_report(runs, report)
     rows = ranking(runs)
     if as_json:
-        click.echo(
-            json.dumps(
-                {"folder": str(out), "report": str(report), "ranking": [dataclasses.asdict(row) for row in rows]}
-            )
-        )
+        ranked = [dataclasses.asdict(row) for row in rows]
+        click.echo(json.dumps({"folder": str(out), "report": str(report), "evaluated_on": on, "ranking": ranked}))
     elif not quiet:
-        print_ranking(rows)
+        print_ranking(rows, on)
         for picture in pictures:
             click.echo(f"picture: {picture}")
         click.echo(f"runs: {out}")

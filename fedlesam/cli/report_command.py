@@ -46,7 +46,7 @@ class Accuracy(click.ParamType[float]):
     type=Accuracy(),
     multiple=True,
     metavar="ACC",
-    help="cost to this test accuracy, 0.8 or 80%; may be repeated  [what FedAvg reaches, and 9/10 of it]",
+    help="cost to this accuracy, 0.8 or 80%; may be repeated  [what FedAvg reaches, and 9/10 of it]",
 )
 @click.option(
     "--out",
@@ -88,9 +88,9 @@ def command(
 ) -> None:
     """Make one self-contained page of one run or many: curves, flatness, loss surfaces, costs, how to reproduce.
 
-    RUN is a run folder, or a folder of run folders as `fedlesam compare` makes. Runs that differ only in their seed
-    are drawn as one method with its spread. Runs of different data sets or models are refused; other differences are
-    noted on the page.
+    RUN is a run folder, or a folder of run folders as `fedlesam compare` and `tune` make. Runs that differ only in
+    their seed are drawn as one method with its spread. Runs of different data sets or models are refused, and runs
+    evaluated on test data beside runs evaluated on held-out samples; other differences are noted on the page.
     """
     from fedlesam.report.read import find_runs
     from fedlesam.report.write import write_report

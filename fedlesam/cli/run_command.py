@@ -10,6 +10,7 @@ import click
 from fedlesam import config as configs
 from fedlesam.cli.options import GroupedCommand, gather, output, settings, trackers
 from fedlesam.config import RunConfig
+from fedlesam.evaluated import evaluated_on
 from fedlesam.names import file_name
 
 
@@ -63,7 +64,7 @@ def command(
     killed, from its last checkpoint (--checkpoint-every); the results are the same to the bit. On a finished run the
     same command only says so.
     """
-    from fedlesam.cli.show import Display, percent
+    from fedlesam.cli.show import Display, print_accuracy
     from fedlesam.engines.world import from_environment
     from fedlesam.federation import count_active
     from fedlesam.runner import assist, execute, leading
@@ -85,7 +86,8 @@ def command(
         display.say(f"only {count_active(config.active, config.clients)} clients are active a round: workers are idle")
     done = RunFolder(folder).read_summary().get("state") == "finished"
     with display.open(), watching(openers) as watchers:
-        watch = display.watch(config.algorithm, config.rounds) if not done or overwrite else None
+        on = evaluated_on(config)
+        watch = display.watch(config.algorithm, config.rounds, on) if not done or overwrite else None
         if openers and watch is not None:
             watch = watchers.watch(config, folder, watch)
         try:
@@ -98,15 +100,5 @@ def command(
     elif not quiet:
         if done and watch is None:
             click.echo(f"{folder}: this run is already finished")
-        accuracy = summary.get("accuracy", {})
-        for name, key in (
-            ("last round", "last"),
-            ("mean of the last evaluations", "mean_of_last"),
-            ("best round", "best"),
-        ):
-            if key in accuracy:
-                click.echo(f"accuracy, {name}: {percent(accuracy[key])} %")
-        if "per_client" in summary:
-            parts = [f"{name.replace('_', ' ')} {percent(value)} %" for name, value in summary["per_client"].items()]
-            click.echo(f"accuracy per client: {', '.join(parts)}")
+        print_accuracy(summary, on)
         click.echo(f"results: {folder}")

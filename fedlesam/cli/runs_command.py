@@ -21,7 +21,9 @@ def command(folder: Path, as_json: bool) -> None:
     """All runs in a folder [runs] and the folders in it: what state they are in, how far they are, what they reached.
 
     running: a process works on it, with the time it will still take. interrupted: by Ctrl-C or a kill; its command
-    goes on with it. stopped: by an error. Checkpoints are what an unfinished run keeps on disk to go on from.
+    goes on with it. stopped: by an error. The accuracy is of the last evaluation, of test data or of training samples
+    held out, with its round where that is not the last one done. Checkpoints are what an unfinished run keeps on disk
+    to go on from.
     """
     from fedlesam.cli.show import format_duration, percent, print_table
     from fedlesam.overview import find_runs
@@ -35,7 +37,7 @@ def command(folder: Path, as_json: bool) -> None:
     if not found:
         click.echo(f"{folder}: no runs here")
         return
-    columns = ["run", "method", "state", "round", "accuracy %", "time left", "checkpoints"]
+    columns = ["run", "method", "state", "round", "accuracy %", "of", "time left", "checkpoints"]
     rows = []
     for run in found:
         name = str(run.path.relative_to(folder)) if run.path != folder else run.path.name
@@ -43,5 +45,6 @@ def command(folder: Path, as_json: bool) -> None:
         rounds = f"{run.round}/{run.rounds}" if run.rounds else str(run.round)
         size = f"{run.checkpoint_bytes / 1e6:.1f} MB" if run.checkpoint_bytes else "-"
         left = "-" if run.seconds_left is None else format_duration(run.seconds_left)
-        rows.append([name, run.algorithm, state, rounds, percent(run.accuracy), left, size])
+        at = "" if run.accuracy_round in (None, run.round) else f", round {run.accuracy_round}"
+        rows.append([name, run.algorithm, state, rounds, percent(run.accuracy), run.evaluated_on + at, left, size])
     print_table(columns, rows)

@@ -4,6 +4,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import click
 from rich.console import Console
@@ -19,6 +20,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from fedlesam.evaluated import TEST, accuracy_of
 from fedlesam.federation import Record
 from fedlesam.report.tables import Row
 
@@ -72,13 +74,13 @@ class Display:
             yield
         self.progress = None
 
-    def watch(self, name: str, rounds: int) -> Callable[[Record], None]:
-        """The observer of one run."""
+    def watch(self, name: str, rounds: int, on: str = TEST) -> Callable[[Record], None]:
+        """The observer of one run, evaluated on test or held-out samples."""
         bar = self.progress.add_task(name, total=rounds, unit="rounds", state="") if self.progress is not None else None
         said = [time.monotonic()]
 
         def see(record: Record) -> None:
-            state = describe(record)
+            state = describe(record, on)
             if self.progress is not None and bar is not None:
                 fields = {"state": state} if record.test_accuracy is not None else {}
                 self.progress.update(bar, completed=record.round + 1, **fields)  # type: ignore[arg-type]
@@ -121,8 +123,8 @@ class Spoken(logging.Handler):
             self.display.say(record.getMessage())
 
 
-def describe(record: Record) -> str:
-    tested = f"accuracy {100 * record.test_accuracy:.1f} %  " if record.test_accuracy is not None else ""
+def describe(record: Record, on: str = TEST) -> str:
+    tested = f"{on} accuracy {100 * record.test_accuracy:.1f} %  " if record.test_accuracy is not None else ""
     missing = f"  {len(record.left_out)} left out" if record.left_out else ""
     return f"{tested}train loss {record.train_loss:.3f}{missing}"
 
@@ -138,13 +140,29 @@ def format_duration(seconds: float) -> str:
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else f"{rest} s"
 
 
+def print_accuracy(summary: dict[str, Any], on: str) -> None:
+    """Of one run."""
+    accuracy = accuracy_of(summary, ())
+    names = (("last round", "last"), ("mean of the last evaluations", "mean_of_last"), ("best round", "best"))
+    for name, key in names:
+        if key in accuracy:
+            click.echo(f"{on} accuracy, {name}: {percent(accuracy[key])} %")
+    found = dict(summary.get("per_client") or summary.get("held_out_per_client") or {})
+    untested = found.pop("untested", 0)
+    parts = [f"{name.replace('_', ' ')} {percent(value)} %" for name, value in found.items()]
+    if untested:
+        parts.append(f"{untested} clients left out, none of whose classes are evaluated on")
+    if parts:
+        click.echo(f"{on} accuracy per client: {', '.join(parts)}")
+
+
 def wide_enough() -> Console:
     """A pipe has no width of its own."""
     console = Console()
     return console if console.is_terminal else Console(width=WIDTH_IN_A_PIPE)
 
 
-def print_ranking(rows: list[Row]) -> None:
+def print_ranking(rows: list[Row], on: str = TEST) -> None:
     """Best first; costs beside FedAvg's, the field's unit, where it is among the methods."""
     table = Table(header_style="bold", box=None, pad_edge=False)
     table.add_column("#", justify="right")
@@ -169,7 +187,7 @@ def print_ranking(rows: list[Row]) -> None:
     wide_enough().print(table)
     seeds = max(row.seeds for row in rows)
     click.echo(
-        "\nTest accuracy in %: of the last round, of the last 10 evaluations, of the best round."
+        f"\n{on.capitalize()} accuracy in %: of the last round, of the last 10 evaluations, of the best round."
         + (" x: times FedAvg." if base else "")
         + (f"\nMeans over {seeds} seeds; ± is the standard deviation over seeds." if seeds > 1 else "")
     )

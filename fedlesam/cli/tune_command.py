@@ -10,6 +10,7 @@ import click
 
 from fedlesam import config as configs
 from fedlesam.cli.options import Grouped, GroupedCommand, gather, output, settings
+from fedlesam.evaluated import HELD_OUT
 from fedlesam.names import file_name
 
 SEARCH = "The search"
@@ -100,7 +101,7 @@ def command(
         disk.write_text(out / "best.toml", configs.write(chosen))
     if as_json:
         lines = [{"values": dict(t.values), "score": t.score and dataclasses.asdict(t.score)} for t in found]
-        click.echo(json.dumps({"folder": str(out), "trials": lines}))
+        click.echo(json.dumps({"folder": str(out), "evaluated_on": HELD_OUT, "trials": lines}))
     elif not quiet:
         rows = [
             [*map(str, t.values.values()), "failed" if t.score is None else f"{t.score.mean:.2f}", _spread(t)]

@@ -14,7 +14,7 @@ from fedlesam.probes.readings import Reading
 
 
 def watched(federation: Federation, probes: list[Probe], path: Path, rounds: int) -> Iterator[Record]:
-    """Train up to `rounds` rounds, with a look before each of them and after the last.
+    """Train up to `rounds` rounds, with a look before each of them and after the last, which is always evaluated.
 
     Of a run that goes on from a checkpoint, what was measured there already stays: the model before is not known now.
     """
@@ -32,7 +32,7 @@ def watched(federation: Federation, probes: list[Probe], path: Path, rounds: int
     known.clear()
     while federation.state.round < rounds:
         anchor = federation.state.weights
-        yield federation.round()
+        yield federation.round(evaluate=True if federation.state.round + 1 == rounds else None)
         previous = anchor
         look()
 

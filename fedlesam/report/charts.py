@@ -7,6 +7,7 @@ from itertools import accumulate
 
 import numpy as np
 
+from fedlesam.evaluated import HELD_OUT, RENAMED
 from fedlesam.report.groups import Comparison, Group, is_about_how, shown
 from fedlesam.report.read import Measurement, Run
 
@@ -55,6 +56,9 @@ LEARNING = (
     ("divergence", "Divergence of local models", "mean of |v_i - w|²", 1.0),
 )
 
+ACCURACY = ("test_accuracy", "held_out_accuracy")
+"""Charts whose axis starts below the curves."""
+
 ABOUT = {
     "train_loss": "Mean over the active clients and their local steps, at the perturbed point and on their own data.",
     "divergence": "Mean over the active clients of the squared distance from their model to the next global one.",
@@ -79,8 +83,14 @@ def learning_curves(comparison: Comparison) -> list[Chart]:
         series = [s for i, group in enumerate(comparison.groups) if (s := _over_seeds(i, group, name, factor))]
         if series:
             log = name == "divergence" and _spans(series)
-            found.append(Chart(name, "learning", title, "round", label, series, ABOUT.get(name, ""), log))
+            found.append(_learning(comparison.evaluated_on, name, title, label, series, log))
     return found
+
+
+def _learning(on: str, name: str, title: str, label: str, series: list[Series], log: bool) -> Chart:
+    if on == HELD_OUT:
+        name, title, label = RENAMED.get(name, name), title.replace("Test", "Held-out"), label.replace("test", HELD_OUT)
+    return Chart(name, "learning", title, "round", label, series, ABOUT.get(name, ""), log)
 
 
 def _over_seeds(number: int, group: Group, name: str, factor: float) -> Series | None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from fedlesam import config as configs
 from fedlesam.config import RunConfig
+from fedlesam.names import is_path
 from fedlesam.report.methods import is_centralised, method_name
 from fedlesam.report.read import Run, Surface
 from fedlesam.report.style import Look, looks
@@ -58,10 +59,20 @@ class Comparison:
         return [run for group in self.groups for run in group.runs]
 
     @property
+    def evaluated_on(self) -> str:
+        """test, or held-out: of all runs the same."""
+        return self.runs[0].evaluated_on
+
+    @property
     def baseline(self) -> Group | None:
         """FedAvg, the field's unit; where there are several, the one most like the other runs."""
         found = [group for group in self.groups if group.method == "fedavg"]
-        return min(found, key=lambda group: len(group.label)) if found else None
+        tables = [group.settings for group in self.groups]
+
+        def likeness(group: Group) -> int:
+            return sum(table.get(name) == value for table in tables for name, value in group.settings.items())
+
+        return max(found, key=likeness) if found else None
 
     @property
     def federated(self) -> list[Group]:
@@ -102,6 +113,10 @@ def compare_runs(runs: list[Run]) -> Comparison:
         if len(places) > 1:
             seen = ", ".join(f"{value} in {run.path}" for value, run in places.items())
             raise ValueError(f"these runs cannot be compared, {name} is {seen}: make a report for each {name}")
+    of = {run.evaluated_on: run for run in reversed(runs)}
+    if len(of) > 1:
+        seen = ", ".join(f"on {on} samples in {run.path}" for on, run in of.items())
+        raise ValueError(f"these runs cannot be compared, they are evaluated {seen}: make a report for each")
     kept, notes = _once(runs)
     by_settings: dict[tuple[Any, ...], list[Run]] = defaultdict(list)
     for run in kept:
@@ -135,7 +150,8 @@ def _once(runs: list[Run]) -> tuple[list[Run], list[str]]:
 def labels(chosen: list[RunConfig]) -> list[str]:
     """A method's hyper-parameters are compared with its own other groups, all other settings with everybody's.
 
-    Centralised training is compared with its like alone: split, clients, epochs and rounds are no federation's.
+    Where the groups of one method differ in a setting, the one that does not name it has the default. Centralised
+    training is compared with its like alone: split, clients, epochs and rounds are no federation's.
     """
     tables = [settings_of(config) for config in chosen]
     names = [method_name(config.algorithm, config.split) for config in chosen]
@@ -144,16 +160,29 @@ def labels(chosen: list[RunConfig]) -> list[str]:
         return name == "lr_decay" or any(name in config.hyper for config in chosen)
 
     found = []
-    for table, method in zip(tables, names, strict=True):
-        told = []
+    for config, table, method in zip(chosen, tables, names, strict=True):
+        told, default = [], defaults(config)
         for name in table:
             own = of_method(name) or is_centralised(method)
             peers = [t for t, m in zip(tables, names, strict=True) if m == method or not (own or is_centralised(m))]
+            mine = [t for t, m in zip(tables, names, strict=True) if m == method]
             usual = Counter(repr(t.get(name)) for t in peers).most_common(1)[0][0]
+            if len({repr(t.get(name)) for t in mine}) > 1:
+                usual = repr(default.get(name))
             if name != "algorithm" and repr(table[name]) != usual:
                 told.append(f"{name}={shown(table[name])}")
         found.append(" ".join([method, *told]))
     return [label if found.count(label) == 1 else f"{label} #{i + 1}" for i, label in enumerate(found)]
+
+
+def defaults(config: RunConfig) -> Settings:
+    """What a run of the same method has where nothing is said; not known of a method of one's own, or centralised."""
+    if is_path(config.algorithm) or is_centralised(method_name(config.algorithm, config.split)):
+        return {}
+    try:
+        return settings_of(configs.resolve(RunConfig(algorithm=config.algorithm, data=config.data)))
+    except ValueError:
+        return {}
 
 
 def shown(value: Any) -> str:

@@ -12,7 +12,8 @@ from string import Template
 from typing import Any
 from urllib.parse import quote
 
-from fedlesam.report.charts import COSTS, Chart
+from fedlesam.evaluated import HELD_OUT
+from fedlesam.report.charts import ACCURACY, COSTS, Chart
 from fedlesam.report.commands import command
 from fedlesam.report.groups import Comparison, shared, shown
 from fedlesam.report.style import ON_DARK
@@ -74,7 +75,8 @@ def title(comparison: Comparison) -> str:
     what = methods[0] if len(methods) == 1 else f"{len(methods)} methods"
     if len(comparison.federated) < len(comparison.groups):
         what += " and centralised training"
-    return f"{what} on {comparison.runs[0].config.data}"
+    beside = ", evaluated on held-out training samples" if comparison.evaluated_on == HELD_OUT else ""
+    return f"{what} on {comparison.runs[0].config.data}{beside}"
 
 
 def about(comparison: Comparison) -> str:
@@ -226,7 +228,7 @@ def _chart(chart: Chart, pool: Pool) -> dict[str, Any]:
         "about": chart.about,
         "log": chart.log,
         "points": chart.points,
-        "floor": chart.key == "test_accuracy",
+        "floor": chart.key in ACCURACY,
         "series": [
             {
                 "group": s.group,

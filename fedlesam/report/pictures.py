@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from fedlesam.report.charts import Chart, learning_curves
+from fedlesam.report.charts import ACCURACY, Chart, learning_curves
 from fedlesam.report.groups import Group, compare_runs
 from fedlesam.report.read import Run
 
@@ -34,18 +34,18 @@ MANY = 6
 
 
 def accuracy_curves(runs: list[Run], path: Path, title: str) -> Path:
-    """Test accuracy over rounds: the mean over seeds, and the range between the lowest and the highest."""
+    """Accuracy over rounds: the mean over seeds, and the range between the lowest and the highest."""
     comparison = compare_runs(runs)
     figure = Figure(figsize=(7.2, 4.4), layout="constrained")
     axes = figure.subplots()
-    charts = [chart for chart in learning_curves(comparison) if chart.key == "test_accuracy"]
+    charts = [chart for chart in learning_curves(comparison) if chart.key in ACCURACY]
     if charts:
         _curves(axes, charts[0], comparison.groups, 1.4)
         if len(comparison.groups) > MANY:
             figure.legend(loc="outside right center", frameon=False, fontsize=9)
         else:
             axes.legend(frameon=False, loc="lower right", fontsize=9)
-    axes.set(xlabel="round", ylabel="test accuracy (%)", title=title)
+    axes.set(xlabel="round", ylabel=f"{comparison.evaluated_on} accuracy (%)", title=title)
     return save(figure, path)
 
 
@@ -80,7 +80,7 @@ def _curves(axes: Axes, chart: Chart, groups: list[Group], width: float) -> None
         )
         if series.low is not None and series.high is not None:
             axes.fill_between(series.x, series.low, series.high, color=colour, alpha=0.15, linewidth=0)
-    if chart.key == "test_accuracy":
+    if chart.key in ACCURACY:
         axes.set_ylim(bottom=floor(chart))
     if chart.x_label == "round":
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))

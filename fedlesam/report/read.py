@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from fedlesam.config import RunConfig
+from fedlesam.evaluated import accuracy_of, evaluated_on
 from fedlesam.names import one_line
 from fedlesam.report.methods import is_centralised, method_name
 from fedlesam.runs import RunFolder
@@ -84,7 +85,12 @@ class Run:
             from fedlesam.runner import accuracies
 
             return dict(accuracies(self.records).get("accuracy", {}))
-        return dict(self.summary.get("accuracy", {}))
+        return accuracy_of(self.summary, self.records)
+
+    @property
+    def evaluated_on(self) -> str:
+        """test, or held-out."""
+        return evaluated_on(self.config)
 
     @property
     def finished(self) -> bool:
@@ -183,9 +189,18 @@ def find_runs(paths: Iterable[Path]) -> list[Run]:
     for path in paths:
         if not path.is_dir():
             raise ValueError(f"{path}: there is no such folder")
-        inside = [path] if RunFolder(path).config.exists() else sorted(p.parent for p in path.glob("*/config.toml"))
+        inside = _inside(path)
         if not inside:
-            raise ValueError(f"{path}: is not a run folder, and holds none; `fedlesam run` and `compare` make them")
+            raise ValueError(
+                f"{path}: is not a run folder, and holds none; `fedlesam run`, `compare` and `tune` make them"
+            )
         for folder in inside:
             found.setdefault(folder.resolve(), read_run(folder))
     return list(found.values())
+
+
+def _inside(path: Path) -> list[Path]:
+    """A run's own folder, those of a comparison, or those of a sweep, which are in its `runs`."""
+    if RunFolder(path).config.exists():
+        return [path]
+    return sorted(p.parent for pattern in ("*/config.toml", "runs/*/config.toml") for p in path.glob(pattern))

@@ -23,19 +23,20 @@ def results(comparison: Comparison) -> Table:
         )
         middle: list[Cell] = [over] if several else []
         rows.append([row.algorithm, mean, *middle, last, best, row.seeds, row.rounds])
+    on = comparison.evaluated_on
     columns = [
         Column("method"),
-        Column("mean of last evaluations %", two),
+        Column(f"{on}, mean of last evaluations %", two),
         *spread,
-        Column("last round %", two),
-        Column("best round %", two),
+        Column(f"{on}, last round %", two),
+        Column(f"{on}, best round %", two),
         Column("seeds", whole),
         Column("rounds", whole),
     ]
     about = "The first number is the mean of the last 10 evaluations, or of all where there are fewer."
     if several:
         about += " Means over seeds; ± is their standard deviation."
-    return Table("results", "Test accuracy, best first", columns, rows, about)
+    return Table("results", f"{on.capitalize()} accuracy, best first", columns, rows, about)
 
 
 def costs(comparison: Comparison) -> Table:
@@ -84,7 +85,8 @@ def to_targets(comparison: Comparison, targets: list[float]) -> Table:
         "Until the first evaluation at or above the target, mean over seeds. A mean is given only where every seed got "
         "there. "
     )
-    return Table("to-target", "Cost to a target accuracy", columns, rows, about + _unit(comparison))
+    title = f"Cost to a target {comparison.evaluated_on} accuracy"
+    return Table("to-target", title, columns, rows, about + _unit(comparison))
 
 
 def _reached(found: ledger.ToTarget) -> str:

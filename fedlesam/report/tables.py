@@ -16,6 +16,7 @@ class Row:
     """By its name for readers."""
     seeds: int
     last: float | None
+    """None unless every run was evaluated after its last round."""
     mean_of_last: float | None
     best: float | None
     spread: float | None
@@ -50,7 +51,7 @@ def _row(algorithm: str, runs: list[Run]) -> Row:
     return Row(
         algorithm=algorithm,
         seeds=len(runs),
-        last=mean(accuracy("last")),
+        last=mean(accuracy("last")) if len(accuracy("last")) == len(runs) else None,
         mean_of_last=mean(accuracy("mean_of_last")),
         best=mean(accuracy("best")),
         spread=stdev(accuracy("mean_of_last")) if len(accuracy("mean_of_last")) > 1 else None,

@@ -11,12 +11,13 @@ from fedlesam import config as configs
 from fedlesam import disk, lock
 from fedlesam.checks import is_number
 from fedlesam.config import RunConfig
+from fedlesam.evaluated import plain
 
 State = Literal["finished", "interrupted", "stopped"]
 
 NUMBERS = ("train_loss", "test_loss", "test_accuracy", "lr", "seconds", "backward_passes", "bytes_down", "bytes_up")
 """Of a record, where it has them."""
-TABLES = ("accuracy", "per_client")
+TABLES = ("accuracy", "per_client", "held_out_accuracy", "held_out_per_client")
 """Of a summary: numbers by name."""
 
 
@@ -87,7 +88,7 @@ class RunFolder:
         return summary
 
     def read_metrics(self) -> list[dict[str, Any]]:
-        """The records of all rounds; a last line cut off by a crash is left out."""
+        """The records of all rounds, by the names of a Record; a last line cut off by a crash is left out."""
         if not self.metrics.exists():
             return []
         records = []
@@ -161,10 +162,11 @@ class _NotRecord(ValueError):
 def _record(record: Any, round: int) -> dict[str, Any]:
     if not isinstance(record, dict) or record.get("round") != round:
         raise _NotRecord(f"it is not of round {round}")
+    known = plain(record)
     for name in NUMBERS:
-        if name in record and not is_number(record[name]):
+        if name in known and not is_number(known[name]):
             raise _NotRecord(f"{name} is not a number")
-    return record
+    return known
 
 
 def versions() -> dict[str, str]:

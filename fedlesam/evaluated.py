@@ -1,0 +1,42 @@
+"""On which samples a run is evaluated. Its files, tables and trackers call the numbers by them."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fedlesam.config import RunConfig
+
+TEST, HELD_OUT = "test", "held-out"
+
+RENAMED = {
+    "test_loss": "held_out_loss",
+    "test_accuracy": "held_out_accuracy",
+    "accuracy": "held_out_accuracy",
+    "per_client": "held_out_per_client",
+}
+"""What the numbers of records and summaries are called where they are of training samples held out."""
+
+PLAIN = {"held_out_loss": "test_loss", "held_out_accuracy": "test_accuracy", "held_out_per_client": "per_client"}
+"""And back, to the names of a Record."""
+
+
+def evaluated_on(config: RunConfig) -> str:
+    return TEST if config.held_out is None else HELD_OUT
+
+
+def named(values: Mapping[str, Any], on: str) -> dict[str, Any]:
+    """A record or a summary with names that say on what it was measured."""
+    return {RENAMED.get(name, name) if on == HELD_OUT else name: value for name, value in values.items()}
+
+
+def plain(record: Mapping[str, Any]) -> dict[str, Any]:
+    """A line of metrics.jsonl by the names of a Record."""
+    return {PLAIN.get(name, name): value for name, value in record.items()}
+
+
+def accuracy_of(summary: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """A summary's accuracies. `last` is the last round's or is missing: older folders have another round's there."""
+    found = dict(summary.get("accuracy") or summary.get("held_out_accuracy") or {})
+    tested = [record["round"] for record in records if "test_accuracy" in record]
+    if tested and tested[-1] != records[-1]["round"]:
+        found.pop("last", None)
+    return found
