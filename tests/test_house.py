@@ -36,6 +36,7 @@ ROOMS = [
     "engines",
     "federation",
     "config",
+    "evaluated",
     "checkpoint",
     "costs",
     "runs",

@@ -3,6 +3,7 @@
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from fedlesam import config as configs
@@ -161,26 +162,27 @@ def labels(chosen: list[RunConfig]) -> list[str]:
 
     found = []
     for config, table, method in zip(chosen, tables, names, strict=True):
-        told, default = [], defaults(config)
+        told = []
         for name in table:
             own = of_method(name) or is_centralised(method)
             peers = [t for t, m in zip(tables, names, strict=True) if m == method or not (own or is_centralised(m))]
             mine = [t for t, m in zip(tables, names, strict=True) if m == method]
             usual = Counter(repr(t.get(name)) for t in peers).most_common(1)[0][0]
             if len({repr(t.get(name)) for t in mine}) > 1:
-                usual = repr(default.get(name))
+                usual = repr(defaults(config.algorithm, config.data).get(name))
             if name != "algorithm" and repr(table[name]) != usual:
                 told.append(f"{name}={shown(table[name])}")
         found.append(" ".join([method, *told]))
     return [label if found.count(label) == 1 else f"{label} #{i + 1}" for i, label in enumerate(found)]
 
 
-def defaults(config: RunConfig) -> Settings:
-    """What a run of the same method has where nothing is said; not known of a method of one's own, or centralised."""
-    if is_path(config.algorithm) or is_centralised(method_name(config.algorithm, config.split)):
+@cache
+def defaults(algorithm: str, data: str) -> Settings:
+    """What a run of a method has where nothing is said; nothing is known of a method of one's own."""
+    if is_path(algorithm):
         return {}
     try:
-        return settings_of(configs.resolve(RunConfig(algorithm=config.algorithm, data=config.data)))
+        return settings_of(configs.resolve(RunConfig(algorithm=algorithm, data=data)))
     except ValueError:
         return {}
 
