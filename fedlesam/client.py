@@ -101,6 +101,7 @@ def local_update(
             u.copy_(v)
         steps, losses = steps + 1, losses + step.loss
 
+    model.state.check()
     result = LocalResult(v - start, steps, lr)
     if not all(math.isfinite(end) for end in result.update.aminmax()):
         raise NotFinite("the update is not finite", sent.round, client)

@@ -55,11 +55,18 @@ def check_seal(path: Path, expected: Seal) -> None:
 
 @contextlib.contextmanager
 def replacing(path: Path, sync: bool = True) -> Iterator[Path]:
-    """A name beside `path` to write to; what was written takes its place at the end, or leaves no trace."""
+    """A name beside `path` to write to; what was written takes its place at the end, or leaves no trace.
+
+    It gets the permissions of a file that `open` makes, whatever wrote it: safetensors' are the owner's alone.
+    """
     make_folder(path.parent)
     beside = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}{PART}")  # two processes may write one file at once
     try:
+        beside.touch()
+        usual = beside.stat().st_mode
         yield beside
+        if beside.stat().st_mode != usual:
+            beside.chmod(usual)
         if sync:
             sync_file(beside)
         beside.replace(path)
@@ -100,6 +107,7 @@ def write_tensors(
 def link(source: Path, path: Path, *, sync: bool = True) -> None:
     """The same file under a second name; a copy where the file system has no links."""
     with replacing(path, sync) as beside:
+        beside.unlink()
         try:
             os.link(source.resolve(), beside)  # of a link, what it leads to
         except OSError:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedlesam.data.batches import Batches
+from fedlesam.data.batches import Batches, steps_per_epoch
 from fedlesam.models.flat import FlatModel, Loss
 
 BATCH = 500
@@ -45,11 +45,13 @@ def score_batches(
 ) -> list[BatchScore]:
     """Every `parts`-th batch, from number `part` on; `check` is called before each and may raise."""
     model.module.eval()
-    scores = []
-    for number in range(part, -(-len(data) // BATCH), parts):
+    scores, before = [], model.buffers() if model.state.own else {}
+    batches = steps_per_epoch(len(data), BATCH, join_last=model.needs_batch)
+    for number in range(part, batches, parts):
         check()
-        start = number * BATCH
-        x, y = data.fetch(torch.arange(start, min(start + BATCH, len(data))), seed=0)
+        model.load_buffers(before)  # a layer may change them here, too, and no batch may depend on another
+        start, end = number * BATCH, (number + 1) * BATCH if number < batches - 1 else len(data)
+        x, y = data.fetch(torch.arange(start, end), seed=0)
         output = model.forward(x)
         right, seen = [], []
         if output.ndim == 2 and y.ndim == 1 and not y.is_floating_point():

@@ -25,12 +25,15 @@ from fedlesam.checks import check_choice, check_count, check_number
 from fedlesam.data.batches import Batches, ClientData, check_client, known_labels
 from fedlesam.engines.distributed import DistributedEngine, follow
 from fedlesam.engines.serial import Saved, SerialEngine
-from fedlesam.engines.stacked import StackedEngine
+from fedlesam.engines.stacked import CHANGES, NotStackable, StackedEngine
 from fedlesam.engines.world import WorkerLost, World, start_local
 from fedlesam.evaluation import Evaluation, PerClient
 from fedlesam.interrupt import Halt, Interrupted
 from fedlesam.local import LocalTraining
+from fedlesam.models.buffers import Buffers, Unsupported
+from fedlesam.models.check import changed_buffers, check_module
 from fedlesam.models.flat import FlatModel, Precision
+from fedlesam.models.saving import separate
 from fedlesam.server import ServerState, server_step
 from fedlesam.store import Store
 
@@ -174,11 +177,13 @@ class Federation:
         self.workers = world.size if world is not None else workers
         self.threads = 1 if threads is None and self.workers > 1 else threads
 
+        check_module(model)  # a lazy one cannot even be copied
         self._model, self._flat = copy.deepcopy(model), FlatModel(copy.deepcopy(model), precision, compile)
         self.algorithm = self.algorithm.shaped(self._flat.sizes)
-        outputs = check_outputs(self._flat, clients, test, self.local)
+        buffers = self._flat.buffers()
+        outputs = check_outputs(self._flat, clients, test, self.local, stacked=engine == "stacked")
         self._mixtures = _mixtures(clients, outputs) if per_client else None
-        self.state = ServerState.initial(self.algorithm, self._flat.weights.clone(), self._flat.buffers())
+        self.state = ServerState.initial(self.algorithm, self._flat.weights.clone(), buffers)
         self._world, self._pinned, self._begun = world, store == "pinned", False
         self.memories = self._store(folder, memory)
         self._here = (StackedEngine if engine == "stacked" else SerialEngine)(
@@ -204,14 +209,14 @@ class Federation:
 
     @property
     def model(self) -> nn.Module:
-        """The global model itself, in eval mode, ready to use or save."""
+        """A copy of the global model of now, in eval mode, ready to use or save; what is done to it stays with it."""
+        module = copy.deepcopy(self._model)
         with torch.no_grad():
-            trainable = (p for p in self._model.parameters() if p.requires_grad)
-            for parameter, piece in zip(trainable, self._flat.views(self.state.weights), strict=True):
-                parameter.copy_(piece)
-            for name, value in self.state.buffers.items():
-                self._model.get_buffer(name).copy_(value)
-        return self._model.eval()
+            for name, piece in zip(self._flat.names, self._flat.views(self.state.weights), strict=True):
+                module.get_parameter(name).copy_(piece)
+        Buffers(module).load(self.state.buffers)
+        separate(module)
+        return module.eval()
 
     @property
     def knows_memories(self) -> bool:
@@ -220,7 +225,7 @@ class Federation:
 
     def replica(self) -> FlatModel:
         """A copy of the global model for somebody who trains beside the federation: its precision, not compiled."""
-        return FlatModel(copy.deepcopy(self.model), "bf16" if self._flat.bf16 else "fp32")
+        return FlatModel(self.model, "bf16" if self._flat.bf16 else "fp32")
 
     @property
     def joins_last(self) -> bool:
@@ -373,15 +378,23 @@ class Federation:
 
 
 def check_outputs(
-    model: FlatModel, clients: Sequence[ClientData], test: ClientData | None, local: LocalTraining
+    model: FlatModel, clients: Sequence[ClientData], test: ClientData | None, local: LocalTraining, stacked: bool
 ) -> int:
     """Show the model one sample, and check all labels against its number of outputs, before any work is done."""
     with seeds.untouched(model.device):
         x, _ = Batches(clients[0], model.device).fetch(torch.tensor([0]), seed=0)
+    twice = torch.cat([x, x])  # batch statistics need more than one
+    if model.state.own or model.state.frozen or stacked:
+        with seeds.untouched(model.device):
+            changed = changed_buffers(model.module, twice)
+        if stacked and changed:
+            raise NotStackable(CHANGES.format(", ".join(changed)))
     model.module.eval()
     try:
         with torch.no_grad(), seeds.untouched(model.device):
-            output = model.forward(x)
+            output = model.forward(twice if model.needs_batch else x)
+    except Unsupported:
+        raise
     except Exception as error:
         raise ValueError(
             f"the model does not take inputs of shape {tuple(x.shape)}, as client 0 has: {error}"

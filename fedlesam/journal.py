@@ -34,7 +34,7 @@ class Journal:
         """Go on after what was sealed, and return it; without a seal, from nothing."""
         size = 0 if seal is None else seal.size
         content, records = self._read(size)
-        self._handle = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+        self._handle = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
         os.ftruncate(self._handle, size)
         self._digest, self._size = hashlib.sha256(content), size
         return records

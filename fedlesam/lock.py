@@ -34,7 +34,7 @@ os.register_at_fork(after_in_child=_let_go)
 def locked(folder: Path) -> Iterator[Callable[[int], None]]:
     """Hold a folder, or refuse it and say who does. What it yields tells readers from which round on it works."""
     try:
-        handle = os.open(folder / NAME, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+        handle = os.open(folder / NAME, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
     except OSError as error:
         raise ValueError(f"{folder}: cannot be written to: {error.strerror}; choose another --out") from error
     _held.add(handle)

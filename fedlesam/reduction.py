@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fedlesam.checks import NotFinite
 from fedlesam.messages import Answer
+from fedlesam.models.buffers import same_entries
 from fedlesam.rules.base import State
 
 SCALE = 2.0**40
@@ -56,16 +57,24 @@ class Reduction:
 
     `asked` are the weights of all clients asked, whoever answers: an entry may be so large that as many of its size,
     with all their weight together, stay in range. So an answer is refused or not whatever the others are, and integers
-    never wrap. Updates with a norm above `max_norm` are refused too.
+    never wrap. Updates with a norm above `max_norm` are refused too. `buffers` are those that were sent: an entry of
+    them that no client changed stays as it is, to the bit, and may be -inf or NaN.
 
     Weights are counted in `unit`, the power of two at or next above their mean: however many examples the clients have,
     range and resolution are those of the plain mean, whose unit is 1.
     """
 
     def __init__(
-        self, round: int, asked: Sequence[int], *, by_examples: bool = False, max_norm: float | None = None
+        self,
+        round: int,
+        asked: Sequence[int],
+        *,
+        by_examples: bool = False,
+        max_norm: float | None = None,
+        buffers: Mapping[str, Tensor] | None = None,
     ) -> None:
         self.round, self.by_examples, self.max_norm = round, by_examples, max_norm
+        self.sent = buffers or {}
         weight = max(1, sum(asked))
         self.unit = 1 << ((weight - 1) // max(1, len(asked))).bit_length()
         self.largest = RANGE * self.unit / weight
@@ -99,7 +108,10 @@ class Reduction:
             if peak >= self.largest:
                 return f"{name} has an entry of {peak:.3g}, too large to be averaged (from {self.largest:.3g})"
         for name, buffer in buffers.items():
-            if not bool(buffer.isfinite().all()):
+            wrong = ~buffer.isfinite()
+            if bool(wrong.any()) and name in self.sent:
+                wrong &= ~same_entries(buffer, self.sent[name])
+            if bool(wrong.any()):
                 return f"the buffer {name} is not finite"
         if self.max_norm is not None and norm > self.max_norm:
             return f"the update has norm {norm:.3g}, above {self.max_norm:g}"
@@ -128,6 +140,9 @@ class Reduction:
             if first.is_floating_point():
                 total = sum(note.buffers[name].double() * note.weight for note in notes)
                 means[name] = torch.as_tensor(total / self.weight).to(first.dtype)
+                if name in self.sent:
+                    kept = torch.stack([same_entries(note.buffers[name], self.sent[name]) for note in notes]).all(0)
+                    means[name] = torch.where(kept, self.sent[name].to(first.device), means[name])
             else:
                 means[name] = torch.stack([note.buffers[name] for note in notes]).amax(0)
         return means

@@ -28,6 +28,7 @@ from fedlesam.federation import DROPOUT, Federation, Record
 from fedlesam.interrupt import asked_to_stop
 from fedlesam.journal import Journal
 from fedlesam.lock import locked
+from fedlesam.models.saving import check_savable
 from fedlesam.overview import size_of
 from fedlesam.probes.base import Probe
 from fedlesam.probes.catalogue import attach
@@ -82,6 +83,7 @@ def execute(
                     shutil.rmtree(folder.checkpoints, ignore_errors=True)
                 return _finished(folder)
             experiment = build(config, data, folder=folder.memory, world=world)
+            check_savable(experiment.federation.model)
             probes = attach(config.probe, experiment.federation)
             costs.check_fits(costs.predict(config, experiment.federation), config, path, size_of(folder.checkpoints))
             if world is not None:

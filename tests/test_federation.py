@@ -163,5 +163,6 @@ def test_tied_parameters_count_once() -> None:
     torch.manual_seed(0)
     fed = play(federation("fedlesam-s", model=Tied().double()), SCHEDULE[:3])
     assert fed.weights.numel() == 25 + 18
-    assert fed.model.one.weight is fed.model.two.weight
-    assert torch.equal(fed.model.one.weight.detach().reshape(-1), fed.weights[:25])
+    model = fed.model
+    assert model.one.weight is model.two.weight
+    assert torch.equal(model.one.weight.detach().reshape(-1), fed.weights[:25])

@@ -70,7 +70,7 @@ class DistributedEngine:
 
     def _join(self, sent: Broadcast, chosen: Sequence[int], reports: list[Any]) -> Outcome:
         """All that was reported; the sums come after."""
-        reduction = self.here.reduction(sent.round, chosen)
+        reduction = self.here.reduction(sent, chosen)
         joined = Outcome(reduction)
         for about, tensors in reports:
             for client, note in about["notes"]:
@@ -259,7 +259,7 @@ def work(here: SerialEngine, sent: Broadcast, jobs: list[list[int]], world: Worl
         raise
     except (Exception, Interrupted) as error:
         here.pending = {}
-        return Outcome(here.reduction(sent.round, [])), error
+        return Outcome(here.reduction(sent, [])), error
 
 
 def score(here: SerialEngine, state: Broadcast, world: World) -> tuple[Any, Error | None]:

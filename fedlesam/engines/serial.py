@@ -18,6 +18,7 @@ from fedlesam.evaluation import BatchScore, Evaluation, combine, score_batches
 from fedlesam.interrupt import Halt
 from fedlesam.local import LocalTraining
 from fedlesam.messages import Answer, Broadcast, Memory
+from fedlesam.models.buffers import Unsupported
 from fedlesam.models.flat import FlatModel
 from fedlesam.reduction import Reduction
 from fedlesam.store import Store, client_file
@@ -25,8 +26,8 @@ from fedlesam.store import Store, client_file
 LONGEST_REASON = 200
 """Characters of an error kept in a record."""
 
-NOT_THE_CLIENTS = (WorkerLost, MemoryError, torch.OutOfMemoryError)
-"""What the machine does wrong: to leave a client out for it would make the results a matter of luck."""
+NOT_THE_CLIENTS = (WorkerLost, MemoryError, torch.OutOfMemoryError, Unsupported)
+"""What the machine or the model does wrong: to leave a client out for it would make the results a matter of luck."""
 
 
 def is_the_clients(error: Exception) -> bool:
@@ -94,7 +95,7 @@ class SerialEngine:
     ) -> Outcome:
         """Train those of the round's clients that are this process's."""
         self.sent, self.pending, self.left_out = sent, {}, {}
-        outcome, passes = Outcome(self.reduction(sent.round, everyone), self.left_out), self.model.backward_passes
+        outcome, passes = Outcome(self.reduction(sent, everyone), self.left_out), self.model.backward_passes
         with computing(self.threads, self.model.device):
             for answer in self.answers(sent, chosen, before_step):
                 try:
@@ -109,9 +110,9 @@ class SerialEngine:
         outcome.backward_passes = self.model.backward_passes - passes
         return outcome
 
-    def reduction(self, round: int, everyone: Sequence[int]) -> Reduction:
+    def reduction(self, sent: Broadcast, everyone: Sequence[int]) -> Reduction:
         asked = [size_of(self.clients[client]) if self.by_examples else 1 for client in everyone]
-        return Reduction(round, asked, by_examples=self.by_examples, max_norm=self.max_norm)
+        return Reduction(sent.round, asked, by_examples=self.by_examples, max_norm=self.max_norm, buffers=sent.buffers)
 
     def answers(self, sent: Broadcast, chosen: Sequence[int], before_step: Callable[[], None]) -> Iterator[Answer]:
         """Of those that do not fail, in any order."""

@@ -17,11 +17,15 @@ from fedlesam.checks import NotFinite
 from fedlesam.data.batches import Batches, batch_indices, size_of
 from fedlesam.engines.serial import SerialEngine, is_the_clients
 from fedlesam.messages import Answer, Broadcast, Memory
+from fedlesam.models.buffers import same_bits
 from fedlesam.rules.base import LocalResult
 from fedlesam.vectors import CLIP_EPS
 
 LARGEST = 64_000_000
 """Entries of the stacked weights at a time."""
+
+
+CHANGES = "the stacked engine cannot train models that change buffers such as BatchNorm's; use the plain engine ({})"
 
 
 class NotStackable(ValueError):
@@ -32,10 +36,6 @@ class StackedEngine(SerialEngine):
     """Stacks the active clients that have as many samples and epochs as each other; the rest train one by one."""
 
     def answers(self, sent: Broadcast, chosen: Sequence[int], before_step: Callable[[], None]) -> Iterator[Answer]:
-        if self.model.buffer_names:
-            raise ValueError(
-                "the stacked engine cannot train models with buffers such as BatchNorm's; use the plain engine"
-            )
         alike: dict[tuple[int, int], list[int]] = defaultdict(list)
         for client in chosen:
             epochs = self.local.epochs_of(self.seed, sent.round, client)
@@ -84,6 +84,8 @@ class StackedEngine(SerialEngine):
         u = (anchor + centre).expand(len(group), -1).clone()
         start, v = u.clone(), u.clone() if rule.gradient != "unused" else u
         previous, heavy = torch.zeros_like(u), torch.zeros_like(u) if local.momentum else None
+        self.model.load_buffers(sent.buffers)
+        held = self.model.state.tensors()
         gradient = self._gradient()
         losses, steps = torch.zeros(len(group), dtype=torch.float64), 0
         orders = [batch_indices(size, local.batch_size, epochs, False, draw) for draw in draws]
@@ -123,6 +125,7 @@ class StackedEngine(SerialEngine):
             losses += loss.double().cpu()
             steps += 1
 
+        self._check_buffers(sent, held)
         answers = []
         for i, client in enumerate(group):
             memory = memories[i]
@@ -140,7 +143,7 @@ class StackedEngine(SerialEngine):
                     loss=float(losses[i]) / steps,
                     perturbation=rule.upload(mine[i]),
                     correction=correction.upload(memory.correction, after.correction),
-                    buffers={},
+                    buffers=sent.buffers,
                     memory=after,
                 )
             )
@@ -171,6 +174,16 @@ class StackedEngine(SerialEngine):
             return torch.cat([g[name].flatten(1) for name in names], dim=1), losses
 
         return gradient
+
+    def _check_buffers(self, sent: Broadcast, held: dict[str, Tensor]) -> None:
+        """One module stands for all clients of a group, so they cannot differ in what it keeps."""
+        replaced = self.model.state.replaced(held)
+        if replaced:
+            raise NotStackable(CHANGES.format(", ".join(replaced)))
+        self.model.state.check()
+        for name, tensor in self.model.buffers().items():
+            if not same_bits(tensor, sent.buffers[name]):
+                raise NotStackable(CHANGES.format(name))
 
     @staticmethod
     def _check(losses: Tensor, what: str, round: int, group: list[int]) -> None:

@@ -18,6 +18,7 @@ from fedlesam.flower import records
 from fedlesam.flower.memory import Memories
 from fedlesam.local import LocalTraining
 from fedlesam.messages import Memory
+from fedlesam.models.buffers import Unsupported
 from fedlesam.models.flat import FlatModel
 
 RAISED = 2
@@ -65,7 +66,7 @@ def client_app(
             steps = local_update(flat, data, rules, training, order.sent, before, client=client, seed=order.seed)
             try:
                 answer = finish(steps)
-            except NotFinite as error:
+            except (NotFinite, Unsupported) as error:
                 return Message(Error(RAISED, str(error)), reply_to=message)
         memories.keep(**({order.used: before} if order.used and not lost else {}), **{order.ticket: answer.memory})
         shown = flat if order.as_model else None

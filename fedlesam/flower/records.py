@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedlesam.messages import Answer, Broadcast, Memory
+from fedlesam.models.buffers import AVERAGED
 from fedlesam.models.flat import FlatModel
 from fedlesam.rules.base import LocalResult, State
 
@@ -29,8 +30,8 @@ NUMPY = "numpy.ndarray"
 
 DTYPES = {
     str(dtype).removeprefix("torch."): dtype
-    for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.uint8)
-} | {"bool": torch.bool}
+    for dtype in (*AVERAGED, torch.complex64, torch.complex128, torch.uint16, torch.uint32, torch.uint64)
+}
 
 ARRAYS, CONFIG, METRICS = "arrays", "config", "metrics"
 """The records of a message. One of each, as Flower's mods expect."""
@@ -79,6 +80,18 @@ def pack(**groups: Mapping[str, Tensor]) -> dict[str, Array]:
 
 def unpack(named: Mapping[str, Tensor], group: str) -> State:
     return {name.partition(".")[2]: value for name, value in named.items() if name.startswith(f"{group}.")}
+
+
+def check_state(module: nn.Module) -> None:
+    """Refuse what a Flower ArrayRecord cannot hold, which is what NumPy cannot."""
+    for name, value in module.state_dict().items():
+        try:
+            (torch.empty(0, dtype=value.dtype) if value.layout is torch.strided else value).numpy()
+        except (AttributeError, TypeError) as error:
+            raise ValueError(
+                f"{name} of the model cannot be put into Flower's arrays ({error}); use another dtype, or register the "
+                "buffer with persistent=False"
+            ) from error
 
 
 def tensors(record: Mapping[str, Array]) -> State:
@@ -155,6 +168,13 @@ def read_order(content: RecordDict, model: FlatModel) -> Order:
             f"{model.weights.dtype}: both apps must make the same model"
         )
     named = {name: value.to(model.device) for name, value in named.items()}
+    buffers = {name: (value.shape, value.dtype) for name, value in unpack(named, "buffers").items()}
+    ours = {name: model.state.forms[name] for name in model.state.names}
+    if buffers != ours and not as_model:
+        wrong = sorted(name for name in {**buffers, **ours} if buffers.get(name) != ours.get(name))
+        raise ValueError(
+            f"the server's model has other buffers ({', '.join(wrong)}): both apps must make the same model"
+        )
     sent = Broadcast(_value(config, "round", int), weights.to(model.device), *(unpack(named, slot) for slot in SLOTS))
     ticket, used = _value(config, "ticket", str), _value(config, "used", str)
     if not TICKET.fullmatch(ticket) or (used and not TICKET.fullmatch(used)):
@@ -209,6 +229,8 @@ def read_answer(content: RecordDict, client: int, anchor: Tensor, expected: Expe
         if (value.shape, value.dtype) != expected.shapes[name]:
             shape, dtype = expected.shapes[name]
             raise ValueError(f"{name} is {tuple(value.shape)} of {value.dtype}, expected {tuple(shape)} of {dtype}")
+        if name.startswith("buffers."):
+            continue  # may be what was sent, which the reduction knows
         if value.is_floating_point() and not bool(value.isfinite().all()):
             raise ValueError(f"{name} is not finite")
     if expected.as_model:

@@ -30,6 +30,7 @@ from fedlesam.flower.checkpoint import Checkpoint
 from fedlesam.flower.exchange import LATE, POLL, exchange
 from fedlesam.flower.tally import Tally, summing, without
 from fedlesam.messages import Answer, Broadcast
+from fedlesam.models.check import check_module
 from fedlesam.models.flat import FlatModel
 from fedlesam.reduction import Reduction
 from fedlesam.rules.base import LocalResult, RoundResult
@@ -121,6 +122,8 @@ class Strategy(FlowerStrategy):
         self.minimum = count_active(minimum, self.active)
         self.attempts, self.patience = attempts, patience
         self.folder = Path(folder) if folder is not None else None
+        check_module(model)
+        records.check_state(model)
         self.flat = FlatModel(copy.deepcopy(model))
         self.as_model = answer == "model"
         self.state = ServerState.initial(self.algorithm, self.flat.weights.clone(), self.flat.buffers())
@@ -365,7 +368,8 @@ class Strategy(FlowerStrategy):
         """The sums, and the answers that are in them."""
         by_examples = self.weighting == "examples"
         asked = [answer.examples for answer in answers.values()] if by_examples else [1] * len(current.drawn)
-        reduction, added = Reduction(current.sent.round, asked, by_examples=by_examples), {}
+        sent, added = current.sent, {}
+        reduction = Reduction(sent.round, asked, by_examples=by_examples, buffers=sent.buffers)
         for client, answer in answers.items():
             try:
                 reduction.add(answer)
@@ -395,7 +399,7 @@ class Strategy(FlowerStrategy):
 
     def _check_as_model(self, more: bool) -> None:
         w, broadcast = self.state.weights, self.state.broadcast()
-        if len(self.flat.module.state_dict()) != len(self.flat.names):
+        if self.state.buffers or len(self.flat.module.state_dict()) != len(self.flat.names):
             raise ValueError(
                 'answer="model" is for models whose state is their trainable parameters: no buffers (BatchNorm), no '
                 "frozen parameters; use GroupNorm"

@@ -1,4 +1,4 @@
-"""A module seen as one vector: the only place that writes into a module."""
+"""A module seen as one vector: with buffers.py the only place that writes into a module."""
 
 import copy
 from collections.abc import Callable, Mapping
@@ -7,6 +7,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+
+from fedlesam.models.buffers import Buffers
+from fedlesam.models.check import check_module, one_tensor
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 Precision = Literal["fp32", "bf16"]
@@ -28,6 +31,7 @@ class FlatModel:
 
     def __init__(self, module: nn.Module, precision: Precision = "fp32", compile: bool = False) -> None:
         self.module, self.bf16 = module, precision == "bf16"
+        check_module(module)
         self.call: Callable[[Tensor], Tensor] = torch.compile(module) if compile else module
         parameters = [p for p in module.parameters() if p.requires_grad]
         if not parameters:
@@ -47,8 +51,11 @@ class FlatModel:
         self.weights = torch.cat([p.detach().reshape(-1) for p in parameters])
         for parameter, view in zip(parameters, self.views(self.weights), strict=True):
             parameter.data = view
-        self.buffer_names = [name for name, _ in module.named_buffers() if name in module.state_dict()]
-        self.batch_norm = any(isinstance(m, _BatchNorm) for m in module.modules())
+        self.state = Buffers(module)
+        norms = [m for m in module.modules() if isinstance(m, _BatchNorm)]
+        self.batch_norm = bool(norms)
+        self.needs_batch = any(norm.running_mean is None for norm in norms)
+        """Also in eval mode: statistics of one sample are none."""
         convolutions = sum(m.weight.numel() for m in module.modules() if isinstance(m, nn.Conv2d))
         self.channels_last = convolutions > 0 and (self.device.type != "cpu" or convolutions <= MANY_WEIGHTS)
         self.backward_passes = 0
@@ -84,25 +91,24 @@ class FlatModel:
         return self._scratch[name]
 
     def buffers(self) -> dict[str, Tensor]:
-        """A copy of the persistent buffers, e.g. BatchNorm's statistics."""
-        return {name: self.module.get_buffer(name).clone() for name in self.buffer_names}
+        """A copy of those that are sent, e.g. BatchNorm's statistics."""
+        return self.state.copy()
 
     def load(self, weights: Tensor, buffers: Mapping[str, Tensor]) -> None:
         self.weights.copy_(weights)
         self.load_buffers(buffers)
 
     def load_buffers(self, buffers: Mapping[str, Tensor]) -> None:
-        for name, value in buffers.items():
-            self.module.get_buffer(name).copy_(value)
+        self.state.load(buffers)
 
     def forward(self, x: Tensor) -> Tensor:
         """Pictures go in channels-last where convolutions are faster so; the weights keep their layout."""
         if self.channels_last and x.ndim == 4:
             x = x.contiguous(memory_format=torch.channels_last)
         if not self.bf16:
-            return self.call(x)
+            return one_tensor(self.call(x))
         with torch.autocast(self.device.type, torch.bfloat16):
-            return self.call(x).float()
+            return one_tensor(self.call(x)).float()
 
     def backward(self, loss: Loss, x: Tensor, y: Tensor) -> float:
         """One forward and backward pass at the current weights; the gradient is then in `gradients()`."""

@@ -1,6 +1,5 @@
 """A run folder made into a federation that probes can look at. Nothing in the folder is changed."""
 
-import copy
 import dataclasses
 from pathlib import Path
 
@@ -92,7 +91,7 @@ def _at_model(folder: RunFolder, federation: Federation) -> None:
         raise ValueError(
             f"{folder.path}: has no weights yet, no checkpoint and no model.safetensors; let it train, or interrupt it"
         )
-    module = copy.deepcopy(federation.model)
+    module = federation.model
     try:
         load_model(module, str(folder.model))
     except (SafetensorError, RuntimeError, OSError) as error:

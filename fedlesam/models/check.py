@@ -1,0 +1,107 @@
+"""What a model must be to be trained here; said when it is given, not after a round."""
+
+import copy
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from fedlesam.models.buffers import Buffers, Unsupported, frozen_changes, same_bits
+
+
+def check_module(module: nn.Module) -> None:
+    """Refuse by name what is known without running the model."""
+    if not isinstance(module, nn.Module):
+        raise Unsupported(f"the model must be an nn.Module, got {module!r}")
+    for name, tensor in _named(module):
+        if is_lazy(tensor):
+            raise Unsupported(
+                f"{name} of the model has no shape yet (a lazy module): call the model on one batch first, then give it"
+            )
+    for name, layer in module.named_modules():
+        if isinstance(layer, nn.SyncBatchNorm):
+            raise Unsupported(
+                f"the layer {name or type(layer).__name__} is a SyncBatchNorm, which would mix the statistics of "
+                "clients that train at once; use BatchNorm1d, BatchNorm2d or BatchNorm3d"
+            )
+        if isinstance(layer, nn.Embedding | nn.EmbeddingBag) and layer.sparse:
+            raise Unsupported(
+                f"the layer {name or type(layer).__name__} is an {type(layer).__name__} with sparse=True, and sparse "
+                "gradients are not supported; use sparse=False, which learns the same"
+            )
+    for name, parameter in module.named_parameters():
+        if parameter.requires_grad and parameter.is_complex():
+            raise Unsupported(
+                f"the parameter {name}: trainable parameters must be real numbers, got {parameter.dtype}; keep its "
+                "real and imaginary parts, and use torch.view_as_complex in forward"
+            )
+    _check_apart(module)
+
+
+def _check_apart(module: nn.Module) -> None:
+    """Trainable parameters get new memory, and what shares theirs would not follow."""
+    trainable = {id(p) for p in module.parameters() if p.requires_grad}
+    spans = sorted((*_span(t), name, id(t) in trainable) for name, t in _named(module) if _has_memory(t))
+    ends: dict[bool, tuple[int, str]] = {}
+    for start, end, name, trains in spans:
+        for other_trains, (other_end, other) in ends.items():
+            if (trains or other_trains) and start < other_end:
+                raise Unsupported(
+                    f"{other} and {name} of the model lie in the same memory, and one of them is trained; make one a "
+                    "copy (clone), or use the same Parameter for both"
+                )
+        if trains not in ends or end > ends[trains][0]:
+            ends[trains] = end, name
+
+
+def _named(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Parameters and buffers, each once."""
+    seen: set[int] = set()
+    for named in (module.named_parameters(), module.named_buffers()):
+        for name, tensor in named:
+            if id(tensor) not in seen:
+                seen.add(id(tensor))
+                yield name, tensor
+
+
+def _has_memory(tensor: Tensor) -> bool:
+    return tensor.layout is torch.strided and tensor.numel() > 0 and tensor.device.type != "meta"
+
+
+def _span(tensor: Tensor) -> tuple[int, int]:
+    entries = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.data_ptr(), tensor.data_ptr() + entries * tensor.element_size()
+
+
+def one_tensor(output: object) -> Tensor:
+    """A model's output, refused if the loss could not take it."""
+    if isinstance(output, Tensor):
+        return output
+    raise Unsupported(
+        f"the model returns a {type(output).__name__}, and one tensor of outputs is needed; wrap it in a module whose "
+        "forward returns the logits alone"
+    )
+
+
+def changed_buffers(module: nn.Module, x: Tensor) -> list[str]:
+    """Those that a forward pass in training mode changes, tried on a copy; what is not sent may not change.
+
+    A pass that fails here fails in training, too, where it is known whose it is.
+    """
+    tried = copy.deepcopy(module).train()
+    buffers = Buffers(tried)
+    before = buffers.copy()
+    frozen = {name: p.detach().clone() for name, p in tried.named_parameters() if not p.requires_grad}
+    try:
+        output = tried(x)
+    except Exception:
+        return []
+    one_tensor(output)
+    buffers.check()
+    now = dict(tried.named_parameters())
+    for name, parameter in frozen.items():
+        if not same_bits(parameter, now[name]):
+            raise Unsupported(frozen_changes(name))
+    after = buffers.copy()
+    return [name for name in before if not same_bits(before[name], after[name])]
