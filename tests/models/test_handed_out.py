@@ -194,7 +194,7 @@ def test_batch_statistics_in_eval_mode(size: int) -> None:
 
 
 class Odd(nn.Module):
-    """`--model` of a run: buffers that no safetensors file takes as they lie in memory, and ones that may not be there."""
+    """`--model` of a run, with buffers that no safetensors file takes as they lie in memory."""
 
     def __init__(self, shape: tuple[int, ...], classes: int) -> None:
         super().__init__()
