@@ -94,7 +94,8 @@ def predict(config: RunConfig, federation: Federation) -> Prediction:
     fresh = 0 if shared or not config.memory else k * round((cost.stored - 1 - cost.shared) * vector)
     here = min(workers, int(os.environ.get("LOCAL_WORLD_SIZE", workers)))
     ascends = 2 if federation.algorithm.perturbation.gradient != "unused" else 0
-    working = (5 + ascends + 2 * cost.up + cost.down) * vector
+    sums = 4 if federation.weighting == "examples" else 2
+    working = (5 + ascends + sums * cost.up + cost.down) * vector
     steps = [_steps(federation, client) for client in range(n)]
     return Prediction(
         parameters=state.weights.numel(),

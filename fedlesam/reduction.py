@@ -5,7 +5,7 @@ in fixed point. What is small (losses, BatchNorm statistics) is kept per client 
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -22,22 +22,43 @@ SCALE = 2.0**40
 RANGE = 2.0**22
 """The largest sum, 4e6, a bit below what 64-bit integers hold at this scale."""
 
+LOW = 31
+"""Bits of the lower half of a sum by examples; the upper half has as many."""
+
+MOST = 1 << LOW
+"""Examples that can be weighted in a round: neither half can wrap."""
+
 CHUNK = 1 << 17
 """Entries converted at a time: they stay in the cache, and no second vector of the model's size is made."""
 
 
 class ExactSum:
-    """The sum of weight * x over vectors x, in 64-bit fixed point. Each weight * x is rounded on its own, once."""
+    """The sum of weight * x over vectors x, in 64-bit fixed point; a `wide` one has two such numbers per entry.
 
-    def __init__(self, like: Tensor) -> None:
-        self.total = torch.zeros(like.shape, dtype=torch.int64, device=like.device)
+    A plain mean needs one. Weights by examples would take from it the range that they need, and a scale that depended
+    on the clients asked would give other bits when one of them fails.
+    """
 
-    def add(self, x: Tensor, weight: float) -> None:
-        for into, part in zip(torch.split(self.total, CHUNK), torch.split(x, CHUNK), strict=True):
-            into.add_(torch.mul(part.double(), SCALE * weight).round_().to(torch.int64))
+    def __init__(self, like: Tensor, wide: bool = False) -> None:
+        self.wide = wide
+        self.total = torch.zeros(2 * like.numel() if wide else like.shape, dtype=torch.int64, device=like.device)
 
-    def mean(self, weight: float, dtype: torch.dtype) -> Tensor:
-        return self.total.double().div_(SCALE * weight).to(dtype)
+    def add(self, x: Tensor, weight: int) -> None:
+        halves = self.total.chunk(2) if self.wide else (self.total,)
+        for *into, part in zip(*(torch.split(half, CHUNK) for half in halves), torch.split(x, CHUNK), strict=True):
+            fixed = torch.mul(part.double(), SCALE).round_().to(torch.int64)
+            if self.wide:
+                into[1].add_(fixed & (MOST - 1), alpha=weight)
+                fixed >>= LOW
+            into[0].add_(fixed, alpha=weight)
+
+    def mean(self, weight: int, dtype: torch.dtype) -> Tensor:
+        if self.wide:
+            high, low = self.total.chunk(2)
+            total = high.double().mul_(MOST).add_(low)
+        else:
+            total = self.total.double()
+        return total.div_(SCALE * weight).to(dtype)
 
 
 @dataclass(frozen=True)
@@ -55,29 +76,25 @@ class Note:
 class Reduction:
     """The answers of a round, folded into sums as they come: no two updates are held at once.
 
-    `asked` are the weights of all clients asked, whoever answers: an entry may be so large that as many of its size,
-    with all their weight together, stay in range. So an answer is refused or not whatever the others are, and integers
-    never wrap. Updates with a norm above `max_norm` are refused too. `buffers` are those that were sent: an entry of
-    them that no client changed stays as it is, to the bit, and may be -inf or NaN.
-
-    Weights are counted in `unit`, the power of two at or next above their mean: however many examples the clients have,
-    range and resolution are those of the plain mean, whose unit is 1.
+    `weight` is that of all clients asked, whoever answers: an entry may be so large that as many of its size, with
+    this weight together, stay in range. So an answer is refused or not whatever the others are, and integers never
+    wrap. By examples the sums are wide: each entry may be as large as that of a client alone, and the examples of all
+    asked may be at most 2 billion. Updates with a norm above `max_norm` are refused too. `buffers` are those that were
+    sent: an entry of them that no client changed stays as it is, to the bit, and may be -inf or NaN.
     """
 
     def __init__(
         self,
         round: int,
-        asked: Sequence[int],
+        weight: int,
         *,
         by_examples: bool = False,
         max_norm: float | None = None,
         buffers: Mapping[str, Tensor] | None = None,
     ) -> None:
-        self.round, self.by_examples, self.max_norm = round, by_examples, max_norm
+        self.round, self.asked, self.by_examples, self.max_norm = round, weight, by_examples, max_norm
         self.sent = buffers or {}
-        weight = max(1, sum(asked))
-        self.unit = 1 << ((weight - 1) // max(1, len(asked))).bit_length()
-        self.largest = RANGE * self.unit / weight
+        self.largest = RANGE if by_examples else RANGE / weight
         self.sums: dict[str, ExactSum] = {}
         self.notes: dict[int, Note] = {}
         self.lr = 0.0
@@ -93,13 +110,18 @@ class Reduction:
         if wrong:
             raise NotFinite(wrong, self.round, answer.client)
         for name, vector in vectors.items():
-            if name not in self.sums:
-                self.sums[name] = ExactSum(vector)
-            self.sums[name].add(vector, weight / self.unit)
+            self.sums[name] = self.sum_of(name, vector)
+            self.sums[name].add(vector, weight)
         self.notes[answer.client] = Note(weight, answer.loss, answer.result.steps, norm**2, answer.buffers)
         self.lr = answer.result.lr
 
+    def sum_of(self, name: str, like: Tensor) -> ExactSum:
+        """So far; a new one if there is none."""
+        return self.sums.get(name) or ExactSum(like, wide=self.by_examples)
+
     def _refusal(self, vectors: Mapping[str, Tensor], buffers: Mapping[str, Tensor], norm: float) -> str:
+        if self.by_examples and self.asked > MOST:
+            return f"the clients asked have {self.asked} examples, at most {MOST} can be weighted"
         for name, vector in vectors.items():
             low, high = vector.aminmax()
             peak = max(-float(low), float(high))
@@ -128,10 +150,10 @@ class Reduction:
     def mean(self, slot: str, dtype: torch.dtype) -> State:
         """The mean uploads of one slot."""
         chosen = {name.partition(".")[2]: total for name, total in self.sums.items() if name.startswith(f"{slot}.")}
-        return {name: total.mean(self.weight / self.unit, dtype) for name, total in chosen.items()}
+        return {name: total.mean(self.weight, dtype) for name, total in chosen.items()}
 
     def mean_update(self, dtype: torch.dtype) -> Tensor:
-        return self.sums["update"].mean(self.weight / self.unit, dtype)
+        return self.sums["update"].mean(self.weight, dtype)
 
     def mean_buffers(self) -> State:
         """Floats averaged in double precision, integers by their maximum."""

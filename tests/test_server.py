@@ -14,7 +14,7 @@ from worlds import SCHEDULE, answer_of, assert_same_bits, federation, play, samp
 
 from fedlesam import NotFinite
 from fedlesam.messages import Answer, Memory
-from fedlesam.reduction import CHUNK, RANGE, ExactSum, Reduction
+from fedlesam.reduction import CHUNK, MOST, RANGE, ExactSum, Reduction
 from fedlesam.rules.base import LocalResult, RoundResult
 from fedlesam.rules.correction import ClientMomentum, ControlVariates, DynamicRegulariser
 from fedlesam.rules.server import Adam, Average, Dynamic
@@ -30,7 +30,8 @@ def answer(
 
 
 def reduced(answers: list[Answer], by_examples: bool = False) -> Reduction:
-    reduction = Reduction(0, [one.examples if by_examples else 1 for one in answers], by_examples=by_examples)
+    weight = sum(one.examples for one in answers) if by_examples else len(answers)
+    reduction = Reduction(0, weight, by_examples=by_examples)
     for one in answers:
         reduction.add(one)
     return reduction
@@ -77,10 +78,11 @@ def test_a_long_vector_is_summed_whole() -> None:
     """Longer than the pieces it is converted in, and no multiple of them."""
     size = 2 * CHUNK + 3
     x = torch.arange(size, dtype=torch.float64) / 8
-    total = ExactSum(x)
-    total.add(x, 1)
-    total.add(2 * x, 3)
-    assert torch.equal(total.mean(1, torch.float64), 7 * x)
+    for wide in (False, True):
+        total = ExactSum(x, wide)
+        total.add(x, 1)
+        total.add(-2 * x, 3)
+        assert torch.equal(total.mean(1, torch.float64), -5 * x)
 
 
 TOO_LARGE = "too large to be averaged"
@@ -129,24 +131,24 @@ def test_buffers_that_are_not_finite_are_refused(bad: float) -> None:
     assert_same_bits(everything(reduction), before)
 
 
-@pytest.mark.parametrize("examples", [1, 3, 50_000])
+@pytest.mark.parametrize("examples", [1, 3, 50_000, MOST // 5])
 @pytest.mark.parametrize("sign", [1, -1])
 def test_no_sum_can_wrap(sign: int, examples: int) -> None:
     """As many as were asked of the largest that is let in: the sum is exact. One bit more is refused, from anybody."""
     asked, by_examples = 5, examples > 1
-    limit = RANGE / (asked * examples) * {1: 1, 3: 4, 50_000: 65_536}[examples]
+    limit = RANGE if by_examples else RANGE / asked
     largest = sign * math.nextafter(limit, 0)
 
     def alone(client: int, d: float) -> Answer:
         result = LocalResult(torch.tensor([d, 0.0], dtype=torch.float64), 1, 0.1)
         return Answer(client, examples, result, 0.0, {}, {}, {}, Memory())
 
-    reduction = Reduction(3, [examples] * asked, by_examples=by_examples)
+    reduction = Reduction(3, asked * examples, by_examples=by_examples)
     with pytest.raises(NotFinite, match=f"round 3, client 7: update has an entry of .*{TOO_LARGE}"):
         reduction.add(alone(7, sign * limit))
     for client in range(asked):
         reduction.add(alone(client, largest))
-    assert abs(int(reduction.sums["update"].total[0])) > 2**61
+    assert by_examples * examples < MOST // 8 or abs(int(reduction.sums["update"].total[0])) > 2**61
     assert reduction.mean_update(torch.float64).tolist() == pytest.approx([largest, 0.0], rel=1e-15)
     with pytest.raises(NotFinite, match=f"round 3, client 7: .*{TOO_LARGE}"):
         reduction.add(alone(7, sign * limit))
@@ -156,7 +158,7 @@ def test_no_sum_can_wrap(sign: int, examples: int) -> None:
 def test_many_examples_cost_neither_range_nor_resolution(examples: list[int], mix: Random) -> None:
     """Whatever fits into the plain mean fits into the weighted one; it is as fine, and no order matters."""
     draw = torch.Generator().manual_seed(mix.randrange(2**31))
-    limit = math.nextafter(RANGE / len(examples), 0)
+    limit = math.nextafter(RANGE, 0)
     answers = []
     for client, size in enumerate(examples):
         d = torch.randn(4, generator=draw, dtype=torch.float64)
@@ -167,6 +169,8 @@ def test_many_examples_cost_neither_range_nor_resolution(examples: list[int], mi
     assert torch.equal(one, reduced(answers, by_examples=True).mean_update(torch.float64))
     expected = sum((a.examples * a.result.update for a in answers), torch.zeros(4).double()) / sum(examples)
     torch.testing.assert_close(one[:3], expected[:3], atol=2.0**-40, rtol=1e-14)
+    exact = [sum(a.examples * round(float(a.result.update[k]) * 2**40) for a in answers) for k in range(3)]
+    assert [round(float(m) * 2**40 * sum(examples)) for m in one[:3]] == pytest.approx(exact, rel=1e-15)
     assert float(one[3]) == pytest.approx(limit, rel=1e-15)
 
 
@@ -195,9 +199,15 @@ def test_many_examples_and_large_weights() -> None:
     torch.testing.assert_close(fed.weights, true.view(-1), atol=0.1, rtol=0)
 
 
+def test_more_examples_than_can_be_weighted() -> None:
+    """A liar's, most likely; the halves of the sums could wrap."""
+    with pytest.raises(NotFinite, match=f"the clients asked have {MOST + 1} examples, at most {MOST} can be weighted"):
+        reduced([answer(0, [1.0], examples=MOST), answer(1, [1.0], examples=1)], by_examples=True)
+
+
 def test_the_largest_norm() -> None:
     """Of the update alone; the uploads are larger here. Exactly the limit passes."""
-    reduction = Reduction(2, [1, 1, 1], max_norm=5.0)
+    reduction = Reduction(2, 3, max_norm=5.0)
     reduction.add(answer(0, [3.0, 4.0]))
     with pytest.raises(NotFinite, match=r"round 2, client 1: the update has norm 5\.01, above 5;"):
         reduction.add(answer(1, [3.0, 4.01]))

@@ -18,7 +18,7 @@ from fedlesam.engines.world import WorkerLost, World
 from fedlesam.evaluation import BatchScore, Evaluation, combine
 from fedlesam.interrupt import Interrupted
 from fedlesam.messages import Broadcast, Memory
-from fedlesam.reduction import ExactSum, Note
+from fedlesam.reduction import Note
 from fedlesam.store import Store, anchor_file, client_file
 
 Error = Exception | Interrupted
@@ -63,7 +63,7 @@ class DistributedEngine:
         if problem is not None:
             raise problem
         for name in names:
-            total = outcome.reduction.sums.get(name) or ExactSum(sent.weights)
+            total = outcome.reduction.sum_of(name, sent.weights)
             self.world.add_up(total.total)
             joined.reduction.sums[name] = total
         return joined
@@ -236,7 +236,7 @@ def _serve(here: SerialEngine, pinned: bool, world: World) -> None:
             world.gather(*report(here, outcome, described(error, here, world.rank)))
             names = world.broadcast()[0]["names"]
             for name in names:
-                world.add_up((outcome.reduction.sums.get(name) or ExactSum(sent.weights)).total)
+                world.add_up(outcome.reduction.sum_of(name, sent.weights).total)
 
 
 def received(round: int, tensors: dict[str, Tensor], here: SerialEngine) -> Broadcast:

@@ -111,8 +111,10 @@ class SerialEngine:
         return outcome
 
     def reduction(self, sent: Broadcast, everyone: Sequence[int]) -> Reduction:
-        asked = [size_of(self.clients[client]) if self.by_examples else 1 for client in everyone]
-        return Reduction(sent.round, asked, by_examples=self.by_examples, max_norm=self.max_norm, buffers=sent.buffers)
+        weight = sum(size_of(self.clients[client]) for client in everyone) if self.by_examples else len(everyone)
+        return Reduction(
+            sent.round, max(1, weight), by_examples=self.by_examples, max_norm=self.max_norm, buffers=sent.buffers
+        )
 
     def answers(self, sent: Broadcast, chosen: Sequence[int], before_step: Callable[[], None]) -> Iterator[Answer]:
         """Of those that do not fail, in any order."""

@@ -367,9 +367,9 @@ class Strategy(FlowerStrategy):
     ) -> tuple[Reduction, dict[int, Answer]]:
         """The sums, and the answers that are in them."""
         by_examples = self.weighting == "examples"
-        asked = [answer.examples for answer in answers.values()] if by_examples else [1] * len(current.drawn)
+        weight = sum(answer.examples for answer in answers.values()) if by_examples else len(current.drawn)
         sent, added = current.sent, {}
-        reduction = Reduction(sent.round, asked, by_examples=by_examples, buffers=sent.buffers)
+        reduction = Reduction(sent.round, max(1, weight), by_examples=by_examples, buffers=sent.buffers)
         for client, answer in answers.items():
             try:
                 reduction.add(answer)
