@@ -54,7 +54,7 @@ test-slow: check
 
 torture: $(VENV)/.installed-dev
 	$(BIN)/python tests/reliability/torture.py
-	FEDLESAM_TORTURE=1 $(BIN)/pytest -s tests/data/test_data_fuzz.py tests/reliability -k "fuzz"
+	FEDLESAM_TORTURE=1 $(BIN)/pytest -s tests/data/test_fuzz.py tests/reliability -k "fuzz"
 
 format: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix .

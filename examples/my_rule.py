@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 import fedlesam as fl
 from fedlesam.checks import check_number
-from fedlesam.data.digits import load_digits
 from fedlesam.rules.base import LocalResult, RoundResult, State
 from fedlesam.rules.correction import Correction, Turn
 from fedlesam.rules.perturbation import Ascent
@@ -78,7 +77,7 @@ def my_method(rho: float = 0.5, alpha: float = 0.5, beta: float = 0.5) -> fl.Alg
 
 if __name__ == "__main__":
     torch.manual_seed(0)
-    digits = load_digits()
+    digits = fl.data.load("digits")
     by_class = digits.train.y.argsort()  # a sorted order, so that every client sees one or two classes only
     federation = fl.Federation(
         nn.Sequential(nn.Flatten(), nn.Linear(64, 10)),

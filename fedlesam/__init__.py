@@ -6,6 +6,8 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from fedlesam import algorithms as algorithms
+    from fedlesam import data as data
+    from fedlesam import models as models
     from fedlesam import probes as probes
     from fedlesam.algorithms import Algorithm as Algorithm
     from fedlesam.checks import NotFinite as NotFinite
@@ -21,7 +23,7 @@ _HOMES = {
     "Record": "fedlesam.federation",
 }
 
-__all__ = ["Algorithm", "Federation", "LocalTraining", "NotFinite", "Record", "algorithms", "probes"]
+__all__ = ["Algorithm", "Federation", "LocalTraining", "NotFinite", "Record", "algorithms", "data", "models", "probes"]
 
 
 def __getattr__(name: str) -> Any:
@@ -30,6 +32,6 @@ def __getattr__(name: str) -> Any:
 
     if name in _HOMES:
         return getattr(importlib.import_module(_HOMES[name]), name)
-    if name in ("algorithms", "probes", "rules"):
+    if name in ("algorithms", "data", "models", "probes", "rules"):
         return importlib.import_module(f"fedlesam.{name}")
     raise AttributeError(f"module 'fedlesam' has no attribute {name!r}")

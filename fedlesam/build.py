@@ -9,10 +9,9 @@ import torch
 from fedlesam import lookup
 from fedlesam.checks import check_count
 from fedlesam.config import RunConfig, seconds_of
-from fedlesam.data import catalogue, parts
+from fedlesam.data import catalogue, dataset
 from fedlesam.data.dataset import DataSet
-from fedlesam.data.split_names import make_split
-from fedlesam.data.splits import Split
+from fedlesam.data.splits import Split, make_split
 from fedlesam.engines.world import World
 from fedlesam.federation import Federation
 from fedlesam.local import LocalTraining
@@ -28,7 +27,7 @@ class Experiment:
 
 def load_data(config: RunConfig) -> DataSet:
     whole = catalogue.load(config.data, Path(config.data_dir) if config.data_dir else None)
-    return parts.select(whole, config.samples, config.held_out)
+    return dataset.select(whole, config.samples, config.held_out)
 
 
 def place(device: str) -> torch.device:

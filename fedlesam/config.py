@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedlesam.data.domain_sets import is_domains
+from fedlesam.data.catalogue import is_domains
 from fedlesam.names import one_line, unknown
 
 Value = int | float | str | bool

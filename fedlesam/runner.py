@@ -20,7 +20,7 @@ from fedlesam.build import Experiment, build
 from fedlesam.checkpoint import Checkpoints
 from fedlesam.config import RunConfig
 from fedlesam.data.dataset import DataSet
-from fedlesam.data.split_names import save_split
+from fedlesam.data.splits import save_split
 from fedlesam.engines.distributed import dismiss
 from fedlesam.engines.world import WorkerLost, World
 from fedlesam.evaluated import accuracy_of, evaluated_on, named, plain

@@ -5,7 +5,7 @@ from pathlib import Path
 from statistics import fmean
 
 from fedlesam.build import load_data
-from fedlesam.data.split_names import make_split
+from fedlesam.data.splits import make_split
 from fedlesam.report.methods import method_name
 from reproduction import plots, probing
 from reproduction.context import Context, average

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from fedlesam.data.domain_sets import is_domains
+from fedlesam.data.catalogue import is_domains
 from reproduction.paper import paper_tables
 
 Kind = Literal[

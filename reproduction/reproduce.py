@@ -8,7 +8,7 @@ from pathlib import Path
 from fedlesam import disk
 from fedlesam.build import load_data
 from fedlesam.config import RunConfig
-from fedlesam.data.domain_sets import is_domains, parse
+from fedlesam.data.catalogue import is_domains, parse_domains
 from fedlesam.data.formats.domains import find
 from fedlesam.names import file_name
 from fedlesam.report.read import Run, read_run
@@ -128,7 +128,7 @@ def _absent(planned: plan.Plan, say: Say, decode: bool) -> dict[tuple[str, str |
         name, folder = source
         try:
             if is_domains(name) and not decode:
-                find(parse(name), Path(folder) if folder else None)
+                find(parse_domains(name), Path(folder) if folder else None)
             else:
                 load_data(RunConfig(data=name, data_dir=folder))
         except ValueError as error:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from fedlesam import config as configs
 from fedlesam.config import PROTOCOL, RunConfig, Value
-from fedlesam.data.domain_sets import DOMAIN_SETS, is_domains
+from fedlesam.data.catalogue import DOMAIN_SETS, is_domains
 from reproduction.items import DOMAINS, Item, RunSpec
 
 CLASSES = {"cifar10": 10, "cifar100": 100}

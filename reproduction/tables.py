@@ -9,7 +9,7 @@ from fedlesam import costs, lookup
 from fedlesam.algorithms import CATALOGUE, Algorithm
 from fedlesam.build import load_data
 from fedlesam.config import RunConfig
-from fedlesam.data.domain_sets import is_domains, parse
+from fedlesam.data.catalogue import is_domains, parse_domains
 from fedlesam.data.formats.domains import find
 from fedlesam.report.pictures import accuracy_curves
 from fedlesam.report.read import Run
@@ -359,7 +359,7 @@ def _counted(name: str, context: Context) -> tuple[float | str, ...]:
         size = " x ".join(map(str, found.shape))
         return float(len(found.train) + len(found.test)), float(len(found.classes)), 0.0, size
     domains = context.results.scale.domains
-    used = parse(f"{name}:{domains.options}" if domains is not None and name == domains.stand_in else name)
+    used = parse_domains(f"{name}:{domains.options}" if domains is not None and name == domains.stand_in else name)
     listed = find(replace(used, limit=None), Path(context.data_dir) if context.data_dir else None)
     size = f"3 x {used.size} x {used.size}"
     return float(len(listed.files)), float(len(listed.classes)), float(len(listed.domains)), size

@@ -23,9 +23,9 @@ from fedlesam.build import build
 from fedlesam.cli import main
 from fedlesam.compare import compare, draw, plan
 from fedlesam.config import RunConfig
+from fedlesam.data import load
 from fedlesam.data.dataset import DataSet, Images
-from fedlesam.data.digits import load_digits
-from fedlesam.data.split_names import make_split
+from fedlesam.data.splits import make_split
 from fedlesam.engines.stacked import NotStackable
 from fedlesam.engines.world import WorkerLost
 from fedlesam.federation import DROPOUT, Record
@@ -616,7 +616,7 @@ def tiny(**change: Any) -> RunConfig:
 
 def digits_with_nan(config: RunConfig, broken: set[int]) -> DataSet:
     """The digits, but for some clients' samples."""
-    data = load_digits()
+    data = load("digits")
     x = data.train.x.float()
     for client in broken:
         x[torch.from_numpy(make_split(config.split, data, config.clients, config.seed).clients[client])] = math.nan

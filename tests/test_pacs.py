@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from fedlesam.config import RunConfig, resolve
-from fedlesam.data.catalogue import load
+from fedlesam.data import load
 from fedlesam.runner import execute
 
 FOLDER = Path("/work/shared/data")

@@ -15,8 +15,8 @@ from fedlesam import config as configs
 from fedlesam.build import build
 from fedlesam.checks import NotFinite
 from fedlesam.config import RunConfig
-from fedlesam.data.digits import load_digits
-from fedlesam.data.split_names import make_split
+from fedlesam.data import load
+from fedlesam.data.splits import make_split
 from fedlesam.federation import Record
 from fedlesam.models.catalogue import make_model
 from fedlesam.runner import accuracies, execute
@@ -119,7 +119,7 @@ def test_the_summary_follows_from_the_metrics(finished: tuple[RunConfig, Path, d
         assert summary[name] == pytest.approx(sum(record[name] for record in records), rel=1e-12)
     assert summary["parameters"] == 610
     assert summary["client_memory_bytes"] == 4 * 610, "scaffold keeps one vector"
-    split = make_split(config.split, load_digits(), 6, 0)
+    split = make_split(config.split, load("digits"), 6, 0)
     assert summary["split"] == {"scheme": "dirichlet:0.1", "hash": split.hash, "dropped": 3, "repeats": 0}
 
 
@@ -139,7 +139,7 @@ def test_the_model_gives_the_last_accuracy(finished: tuple[RunConfig, Path, dict
     config, path, summary = finished
     fresh = make_model(config.model, (1, 8, 8), 10, seed=99)
     fresh.load_state_dict(load_file(path / "model.safetensors"))
-    data = load_digits()
+    data = load("digits")
     x, y = data.test_shard().tensors()
     with torch.no_grad():
         accuracy = (fresh.eval()(x).argmax(1) == y).double().mean().item()
@@ -154,7 +154,7 @@ def test_buffers_are_in_the_model(tmp_path: Path) -> None:
     assert saved["bn1.num_batches_tracked"] == math.ceil(718 / 50)
     fresh = make_model(config.model, (1, 8, 8), 10, seed=99)
     fresh.load_state_dict(saved)
-    x, y = load_digits().test_shard().tensors()
+    x, y = load("digits").test_shard().tensors()
     with torch.no_grad():
         assert (fresh.eval()(x).argmax(1) == y).double().mean().item() == summary["accuracy"]["last"]
 
@@ -222,7 +222,7 @@ def test_evaluation_interval_and_per_client(tmp_path: Path) -> None:
     config = tiny(rounds=4)
     fresh = make_model(config.model, (1, 8, 8), 10, seed=99)
     fresh.load_state_dict(load_file(tmp_path / "x" / "model.safetensors"))
-    data = load_digits()
+    data = load("digits")
     x, y = data.test_shard().tensors()
     with torch.no_grad():
         right = (fresh.eval()(x).argmax(1) == y).double()

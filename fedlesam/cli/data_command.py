@@ -5,7 +5,6 @@ from pathlib import Path
 import click
 
 from fedlesam.cli.options import GroupedCommand
-from fedlesam.names import file_name
 
 WHERE = click.option(
     "--data-dir",
@@ -30,11 +29,11 @@ def command() -> None:
 @WHERE
 @click.option("--quiet", "-q", is_flag=True, help="no progress")
 def fetch_command(name: str, data_dir: Path | None, quiet: bool) -> None:
-    """Download a data set from its publishers and check its checksum; an interrupted download goes on where it was."""
+    """Download a data set from its publishers and check its checksum; broken transfers are tried again."""
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-    from fedlesam.data.download import fetch
+    from fedlesam.data import fetch
 
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
@@ -55,28 +54,20 @@ def fetch_command(name: str, data_dir: Path | None, quiet: bool) -> None:
 @command.command(
     "check",
     cls=GroupedCommand,
-    short_help="say what was found",
+    short_help="print what was found",
     examples=(
         "fedlesam data check cifar10 --data-dir data",
-        "fedlesam data check folder:my-pictures --picture sheet.png",
+        "fedlesam data check folder:my-pictures",
         "fedlesam data check pacs:size=96 --data-dir data",
     ),
 )
 @click.argument("name")
 @WHERE
-@click.option(
-    "--picture",
-    type=click.Path(path_type=Path),
-    metavar="PNG",
-    help="where to draw a few images of every class  [NAME-sheet.png]",
-)
-def check_command(name: str, data_dir: Path | None, picture: Path | None) -> None:
-    """Load a data set and say what was found: its form, files, counts per class and fingerprint."""
+def check_command(name: str, data_dir: Path | None) -> None:
+    """Load a data set and print what was found: its form, files, counts per class and fingerprint."""
     from fedlesam.cli.show import Display
-    from fedlesam.data.check import check
-    from fedlesam.data.contact_sheet import contact_sheet
+    from fedlesam.data import check
 
     with Display(quiet=False).open():
         found = check(name, data_dir)
     click.echo("\n".join(found.lines()))
-    click.echo(f"picture: {contact_sheet(found.data, picture or Path(f'{file_name(name)}-sheet.png'))}")

@@ -24,7 +24,7 @@ def command(what: str, as_json: bool) -> None:
 
     print_table(columns, [[str(cell) for cell in row] for row in rows])
     if what == "data":
-        from fedlesam.data.domain_sets import OPTIONS
+        from fedlesam.data.catalogue import OPTIONS
 
         click.echo("\nWith domains (--split leave-out:DOMAIN) these options can follow, e.g. pacs:size=96,limit=100:")
         for name, about in OPTIONS.items():
@@ -81,7 +81,7 @@ def models() -> Listing:
 
 
 def splits() -> Listing:
-    from fedlesam.data.split_names import SCHEMES
+    from fedlesam.data.splits import SCHEMES
 
     return ["split", "what it is"], [[name, about] for name, about in SCHEMES.items()]
 

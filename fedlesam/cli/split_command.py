@@ -45,7 +45,7 @@ def command(config_file: Path | None, save: Path | None, picture: Path | None, a
 
     from fedlesam.build import load_data
     from fedlesam.cli.show import Display
-    from fedlesam.data.split_names import make_split, save_split
+    from fedlesam.data.splits import make_split, save_split
     from fedlesam.report.pictures import split_heat_map
 
     config = configs.settle_data(config)

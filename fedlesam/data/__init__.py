@@ -1,1 +1,58 @@
-"""Data sets, splits over clients, and the batches a client trains on."""
+"""Data sets by name, splits over clients, and the batches a client trains on.
+
+data = fl.data.load("digits")
+split = fl.data.split("dirichlet:0.3", data.train.y, clients=50, seed=0)
+clients = [data.shard(torch.from_numpy(indices)) for indices in split]
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fedlesam.data._check import check as check
+    from fedlesam.data._schemes import Split as Split
+    from fedlesam.data.augment import flip as flip
+    from fedlesam.data.augment import flip_and_crop as flip_and_crop
+    from fedlesam.data.catalogue import NAMES as NAMES
+    from fedlesam.data.catalogue import load as load
+    from fedlesam.data.dataset import DataSet as DataSet
+    from fedlesam.data.dataset import Domains as Domains
+    from fedlesam.data.dataset import Images as Images
+    from fedlesam.data.dataset import Shard as Shard
+    from fedlesam.data.dataset import select as select
+    from fedlesam.data.download import fetch as fetch
+    from fedlesam.data.splits import SCHEMES as SCHEMES
+    from fedlesam.data.splits import load_split as load_split
+    from fedlesam.data.splits import save_split as save_split
+    from fedlesam.data.splits import split as split
+
+_HOMES = {
+    "DataSet": "dataset",
+    "Domains": "dataset",
+    "Images": "dataset",
+    "NAMES": "catalogue",
+    "SCHEMES": "splits",
+    "Shard": "dataset",
+    "Split": "_schemes",
+    "check": "_check",
+    "fetch": "download",
+    "flip": "augment",
+    "flip_and_crop": "augment",
+    "load": "catalogue",
+    "load_split": "splits",
+    "save_split": "splits",
+    "select": "dataset",
+    "split": "splits",
+}
+__all__ = [*_HOMES]
+
+
+def __getattr__(name: str) -> Any:
+    """Import PyTorch and the readers only when they are needed."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(_HOMES)

@@ -7,18 +7,23 @@ from torch.nn import functional
 PAD = 4
 
 
-def flip_and_crop(x: Tensor, draw: torch.Generator, pad: int = PAD) -> Tensor:
+def flip_and_crop(x: Tensor, rng: torch.Generator, pad: int = PAD) -> Tensor:
     """Mirror each image with p .5; then, with p .5, cut it at a random place out of itself with a border of zeros.
 
     The paper's augmentation of CIFAR. For normalised images, whose zero is the mean colour.
+
+    Args:
+        x: A batch of images.
+        rng: The only source of randomness.
+        pad: The width of the border in pixels.
     """
     count, channels, height, width = x.shape
-    flip = torch.rand(count, generator=draw, device=draw.device) < 0.5
-    crop = torch.rand(count, generator=draw, device=draw.device) < 0.5
-    corner = torch.randint(0, 2 * pad + 1, (2, count), generator=draw, device=draw.device)
+    flip = torch.rand(count, generator=rng, device=rng.device) < 0.5
+    crop = torch.rand(count, generator=rng, device=rng.device) < 0.5
+    corner = torch.randint(0, 2 * pad + 1, (2, count), generator=rng, device=rng.device)
     corner = torch.where(crop, corner, pad)
-    rows = corner[0, :, None] + torch.arange(height, device=draw.device)
-    columns = corner[1, :, None] + torch.arange(width, device=draw.device)
+    rows = corner[0, :, None] + torch.arange(height, device=rng.device)
+    columns = corner[1, :, None] + torch.arange(width, device=rng.device)
     columns = torch.where(flip[:, None], width + 2 * pad - 1 - columns, columns)
     places = rows[:, :, None] * (width + 2 * pad) + columns[:, None, :]
     padded = functional.pad(x, (pad, pad, pad, pad)).flatten(2)
@@ -26,7 +31,12 @@ def flip_and_crop(x: Tensor, draw: torch.Generator, pad: int = PAD) -> Tensor:
     return padded.gather(2, chosen).view(count, channels, height, width)
 
 
-def flip(x: Tensor, draw: torch.Generator) -> Tensor:
-    """Mirror each image with p .5."""
-    mirrored = torch.rand(len(x), generator=draw, device=draw.device) < 0.5
+def flip(x: Tensor, rng: torch.Generator) -> Tensor:
+    """Mirror each image with p .5.
+
+    Args:
+        x: A batch of images.
+        rng: The only source of randomness.
+    """
+    mirrored = torch.rand(len(x), generator=rng, device=rng.device) < 0.5
     return torch.where(mirrored.to(x.device)[:, None, None, None], x.flip(3), x)

@@ -86,7 +86,7 @@ def steps_per_epoch(size: int, batch_size: int, join_last: bool) -> int:
 
 
 def batch_indices(
-    size: int, batch_size: int, epochs: int, join_last: bool, draw: torch.Generator
+    size: int, batch_size: int, epochs: int, join_last: bool, rng: torch.Generator
 ) -> Iterator[Tensor | slice]:
     """Every epoch visits each sample once in a fresh order; a full batch keeps the order it has."""
     steps = steps_per_epoch(size, batch_size, join_last)
@@ -94,7 +94,7 @@ def batch_indices(
         if steps == 1:
             yield slice(None)
             continue
-        order = torch.randperm(size, generator=draw)
+        order = torch.randperm(size, generator=rng)
         for step in range(steps):
             yield order[step * batch_size : (step + 1) * batch_size if step < steps - 1 else size]
 

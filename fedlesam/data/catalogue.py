@@ -1,19 +1,70 @@
-"""Data sets by name. Cheap to import: torch and the readers are loaded with the first data set."""
+"""Data sets by name. The facts are in `catalogue.toml`; torch and the readers are imported with the first data set."""
 
-from collections.abc import Callable
+import tomllib
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from fedlesam.data.domain_sets import DOMAIN_SETS, PATTERN, is_domains
-from fedlesam.data.official import OFFICIAL
 from fedlesam.names import unknown
 
 if TYPE_CHECKING:
     from fedlesam.data.dataset import DataSet
-    from fedlesam.data.source import Source
+
+DEFAULT_DIR = Path("data")
+SIZE = 224
+"""Pixels of a side to which images of domains are resized."""
+
+
+@dataclass(frozen=True)
+class Official:
+    """A public data set of images of one size."""
+
+    name: str
+    summary: str
+    classes: tuple[str, ...]
+    shape: tuple[int, int, int]
+    """channels, height, width"""
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    base_url: str
+    fetched: tuple[str, ...]
+    """The files that `fetch` gets, each at base_url + its name."""
+    md5: dict[str, str]
+    """Of every packed file that its publishers offer."""
+    plain_md5: dict[str, str] = field(default_factory=dict)
+    """Of the contents of gzipped files, which others compress again."""
+    flip_and_crop: bool = False
+    """The paper's augmentation."""
+
+
+@dataclass(frozen=True)
+class DomainSet:
+    """A public data set of several domains."""
+
+    name: str
+    summary: str
+    domains: tuple[str, ...]
+    classes: int
+    folders: tuple[str, ...]
+    """Where its publishers' archives put the domains, below the folder they are extracted in."""
+    lists: bool = False
+    """Whether DOMAIN_train.txt and DOMAIN_test.txt name its images."""
+
+
+def _facts(kind: str) -> dict[str, dict[str, Any]]:
+    found = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))[kind]
+    return {
+        name: {key: tuple(value) if isinstance(value, list) else value for key, value in facts.items()}
+        for name, facts in found.items()
+    }
+
+
+OFFICIAL = {name: Official(name, **facts) for name, facts in _facts("official").items()}
+DOMAIN_SETS = {name: DomainSet(name, **facts) for name, facts in _facts("domains").items()}
 
 EMBEDDED = {"digits": "1,797 handwritten digits, 8 x 8; embedded, no download"}
 
+PATTERN = "domains:PATH"
 PATTERNS = {
     PATTERN: "your images in PATH/DOMAIN/CLASS/, of any size; they are resized",
     "folder:PATH": "your images in PATH/train/CLASS/ and PATH/test/CLASS/, all of one size",
@@ -26,64 +77,106 @@ NAMES: dict[str, str] = (
     | {name: known.summary for name, known in DOMAIN_SETS.items()}
     | PATTERNS
 )
-"""What can be typed after --data, with a line on each."""
+"""The names and patterns that `load` and `--data` take, with a line on each."""
+
+OPTIONS = {
+    "size": f"pixels of a side [{SIZE}]",
+    "limit": "at most so many images of a class in a domain",
+    "lists": "domainnet: all [all], or official: train on the train lists, test on the left-out domain's test list",
+}
+"""What can follow the name of a data set with domains."""
 
 
-def load(name: str, data_dir: Path | None = None) -> "DataSet":
-    """A data set by name, decoded once and from then on mapped from the cache.
+@dataclass(frozen=True)
+class Request:
+    """A domain data set as the user named it, e.g. `pacs:size=96,limit=100` or `domains:PATH,size=96`."""
 
-    Without `data_dir` the folder ./data and the system's data set packages are looked at.
+    name: str
+    known: DomainSet | None
+    path: Path | None
+    """None for a known one, which is searched in the data folder."""
+    size: int = SIZE
+    limit: int | None = None
+    official_lists: bool = False
+
+
+def load(name: str, data_dir: Path | str | None = None) -> "DataSet":
+    """Load a data set by name. It is decoded once; later loads map the decoded arrays from the cache.
+
+    Args:
+        name: One of `NAMES`: `digits`, `cifar10`, `pacs:size=96`, `folder:PATH`, `module:callable`, ...
+        data_dir: The folder of the files. Default: `./data`, then the system's data set packages.
+
+    Returns:
+        The data set.
+
+    Raises:
+        ValueError: The name is not known, or the files are missing or damaged; the message names the remedy.
     """
-    from fedlesam.data.digits import load_digits
-    from fedlesam.data.domains import load_domains
-    from fedlesam.data.own import load_own
+    from fedlesam.data import _load
 
+    folder = Path(data_dir) if data_dir is not None else None
     if name in EMBEDDED:
-        return load_digits()
+        return _load.load_digits()
     if is_domains(name):
-        return load_domains(name, data_dir)
+        return _load.load_domains(name, folder)
     if is_own(name):
-        return load_own(name)
-    return from_source(name, source_of(name, data_dir))
+        return _load.load_own(name)
+    return _load.from_source(name, _load.source_of(name, folder))
+
+
+def is_domains(name: str) -> bool:
+    """Whether a name stands for a data set with domains."""
+    first = name.partition(":")[0]
+    return first in DOMAIN_SETS or (first == "domains" and ":" in name)
 
 
 def is_own(name: str) -> bool:
-    """Whether it is `module:callable`."""
+    """Whether a name reads as `module:callable`."""
     return ":" in name and not name.startswith("folder:") and not is_domains(name)
 
 
-def source_of(name: str, data_dir: Path | None) -> "Source":
-    """Where a named or folder data set lies; a ValueError if it is not there or the name is not known."""
-    from fedlesam.data.find import find
-    from fedlesam.data.formats import folders
-
-    if name.startswith("folder:"):
-        return folders.source(Path(name.removeprefix("folder:")).expanduser())
-    if name not in OFFICIAL:
-        raise unknown("data", name, NAMES)
-    return find(OFFICIAL[name], data_dir)
+def fetch_hint(name: str, folder: object) -> str:
+    """The remedy for a file that is missing or damaged."""
+    return f"get it with `fedlesam data fetch {name} --data-dir {folder}`"
 
 
-def from_source(name: str, source: "Source") -> "DataSet":
-    import numpy as np
-    import torch
+def parse_domains(name: str) -> Request:
+    """Parse the name of a data set with domains and its options.
 
-    from fedlesam.data.augment import flip_and_crop
-    from fedlesam.data.cache import prepare
-    from fedlesam.data.dataset import DataSet, Images
+    Args:
+        name: `NAME[:OPTION=VALUE,...]` or `domains:PATH[,OPTION=VALUE,...]`; a path may hold commas.
 
-    prepared = prepare(source)
-    known = OFFICIAL.get(name)
-    part: Callable[[str], Images] = lambda which: Images(  # noqa: E731
-        *(torch.from_numpy(np.require(prepared.arrays.named()[f"{which}_{axis}"], requirements="W")) for axis in "xy")
+    Raises:
+        ValueError: An option or its value is not known.
+    """
+    first, _, rest = name.partition(":")
+    items = [item for item in rest.split(",") if item]
+    count = len(items)
+    while count and items[count - 1].partition("=")[0] in OPTIONS and "=" in items[count - 1]:
+        count -= 1
+    path, options = ",".join(items[:count]), dict(item.split("=", 1) for item in items[count:])
+    known = DOMAIN_SETS.get(first)
+    if known is not None and path:
+        raise unknown(f"option of the data {first}:", path.partition("=")[0], OPTIONS)
+    if known is None and not path:
+        raise ValueError(f"data {name}: expected {PATTERN}, with images in PATH/DOMAIN/CLASS/")
+    lists = options.get("lists", "all")
+    if lists not in ("all", "official") or ("lists" in options and not (known and known.lists)):
+        raise ValueError(f"data {name}: lists is all or official, and only domainnet has lists; got {lists!r}")
+    for key, least in (("size", 8), ("limit", 1)):
+        if key in options and not (options[key].isdecimal() and int(options[key]) >= least):
+            raise ValueError(f"data {name}: {key} must be a whole number from {least}, got {options[key]!r}")
+    return Request(
+        name,
+        known,
+        None if known else Path(path).expanduser(),
+        int(options.get("size", SIZE)),
+        int(options["limit"]) if "limit" in options else None,
+        lists == "official",
     )
-    return DataSet(
-        name=name,
-        train=part("train"),
-        test=part("test"),
-        classes=prepared.arrays.classes,
-        mean=known.mean if known else prepared.mean,
-        std=known.std if known else prepared.std,
-        augment=flip_and_crop if known and known.flip_and_crop else None,
-        fingerprint=prepared.fingerprint,
-    )
+
+
+def plain(name: str) -> str:
+    """For comparing names of domains: `Real World`, `real_world` and `RealWorld` are one."""
+    return "".join(letter for letter in name.lower() if letter not in " _-")

@@ -1,14 +1,14 @@
 """A data set in memory: raw images and labels, turned into model inputs when a client or the evaluation asks."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from fedlesam.data._files import Labels
 from fedlesam.data.batches import Augment, Batch
-from fedlesam.data.source import Labels
 
 STREAMED = 2**26
 """Values of a client, 256 MB as float32, above which its batches are gathered and normalised one by one."""
@@ -16,12 +16,15 @@ STREAMED = 2**26
 
 @dataclass(frozen=True)
 class Images:
-    """Raw samples, possibly memory-mapped."""
+    """Raw samples, possibly memory-mapped.
+
+    Attributes:
+        x: samples x channels x height x width; uint8, or float32 for a user's own data.
+        y: int64 class numbers.
+    """
 
     x: Tensor
-    """samples x channels x height x width; uint8, or float32 for a user's own data"""
     y: Tensor
-    """int64 class numbers"""
 
     def __len__(self) -> int:
         return len(self.y)
@@ -29,32 +32,46 @@ class Images:
 
 @dataclass(frozen=True)
 class Domains:
-    """Of the training images."""
+    """The domains of the training images.
+
+    Attributes:
+        names: One name per domain.
+        of: The number of each image's domain.
+        test: Which images are in the publishers' test lists, where a split has to follow them.
+    """
 
     names: tuple[str, ...]
     of: Labels
-    """The number of each image's domain."""
     test: npt.NDArray[np.bool_] | None = None
-    """The images of the publishers' test lists, where a split is to follow them."""
 
 
 @dataclass(frozen=True)
 class DataSet:
+    """A data set for classification.
+
+    Attributes:
+        name: As a user types it.
+        train: The raw training samples.
+        test: The raw test samples; none where the data set has domains.
+        classes: The names of the classes.
+        mean: Per channel, of x / scale.
+        std: Per channel, of x / scale.
+        scale: The largest raw value.
+        augment: For training only, on normalised batches; the protocol of the paper where it has one.
+        fingerprint: Data sets with the same one hold the same samples in the same order, however they are stored.
+        domains: The domain of every training image; a split leaves one domain out for the test.
+    """
+
     name: str
     train: Images
     test: Images
     classes: tuple[str, ...]
     mean: tuple[float, ...]
-    """Per channel, of x / scale."""
     std: tuple[float, ...]
     scale: float = 255.0
-    """The largest raw value."""
     augment: Augment | None = field(default=None, compare=False)
-    """For training only, on normalised batches; the protocol of the paper where it has one."""
     fingerprint: str = ""
-    """Of the samples: two data sets with the same one hold the same samples in the same order, however stored."""
     domains: Domains | None = field(default=None, compare=False)
-    """With domains there is no test set: a split leaves one of them out for the test."""
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -63,21 +80,40 @@ class DataSet:
         return channels, height, width
 
     def normalise(self, x: Tensor) -> Tensor:
+        """Model inputs from raw ones.
+
+        Args:
+            x: Raw samples of this data set.
+
+        Returns:
+            (x / scale - mean) / std, per channel.
+        """
         mean = torch.tensor(self.mean).view(1, -1, 1, 1) * self.scale
         std = torch.tensor(self.std).view(1, -1, 1, 1) * self.scale
         return torch.sub(x, mean).div_(std)
 
     def shard(self, indices: Tensor) -> "Shard":
-        """The training samples of one client."""
+        """The training samples of one client, usable as a client of a Federation.
+
+        Args:
+            indices: The numbers of its samples in the training set.
+        """
         return Shard(self, self.train, indices)
 
     def test_shard(self) -> "Shard":
+        """All test samples."""
         return Shard(self, self.test, torch.arange(len(self.test)))
 
 
 @dataclass(frozen=True)
 class Shard:
-    """Some samples of a data set, gathered and normalised when they are needed and not kept."""
+    """Some samples of a data set, gathered and normalised when they are needed and not kept.
+
+    Attributes:
+        data: The data set.
+        images: Its training or its test samples.
+        indices: The numbers of the shard's samples among them.
+    """
 
     data: DataSet
     images: Images
@@ -87,6 +123,7 @@ class Shard:
         return len(self.indices)
 
     def labels(self) -> Tensor:
+        """The class numbers."""
         return self.images.y[self.indices]
 
     @property
@@ -95,9 +132,75 @@ class Shard:
         return len(self) * self.images.x[0].numel() > STREAMED
 
     def batch(self, chosen: Tensor | slice) -> Batch:
-        """Some of its samples, by their place in it; the same bits as `tensors` has there."""
+        """Some of its samples, the same bits as `tensors` has there.
+
+        Args:
+            chosen: Their places in the shard.
+        """
         indices = self.indices[chosen]
         return self.data.normalise(self.images.x[indices]), self.images.y[indices]
 
     def tensors(self) -> Batch:
+        """All of its samples as (x, y)."""
         return self.batch(slice(None))
+
+
+def _order(labels: Labels) -> Labels:
+    """One fixed shuffle, the same for every seed. Each beginning of it has the classes in the whole set's proportions.
+
+    Up to the rounding of counts: the j-th of a class's n samples stands at (j + 1/2) / n of the way.
+    """
+    shuffled = np.random.default_rng(0).permutation(len(labels))
+    place = np.empty(len(labels))
+    for label in np.unique(labels):
+        members = np.flatnonzero(labels[shuffled] == label)
+        place[members] = (np.arange(len(members)) + 0.5) / len(members)
+    return np.asarray(shuffled[np.argsort(place, kind="stable")], dtype=np.int64)
+
+
+def select(data: DataSet, samples: int | None, held_out: int | float | None) -> DataSet:
+    """Fewer training samples, and training samples held out for evaluation in place of the test data.
+
+    Args:
+        data: The whole data set.
+        samples: How many training samples to keep, the classes in their proportions. None keeps all.
+        held_out: A count, or a share of the training samples; the choice does not depend on `samples`.
+
+    Returns:
+        The smaller data set; with `held_out` it has no sample of the test data.
+
+    Raises:
+        ValueError: There are fewer training samples.
+    """
+    if samples is None and held_out is None:
+        return data
+    total = len(data.train)
+    held = 0 if held_out is None else _count(held_out, total)
+    wanted = total - held if samples is None else samples
+    if not 1 <= wanted <= total - held:
+        beside = f" beside the {held:,} held out" if held else ""
+        raise ValueError(
+            f"data {data.name}: {wanted:,} training samples were asked for, it has {total - held:,}{beside}; "
+            "give fewer --samples"
+        )
+    chosen = _order(data.train.y.numpy())
+    return replace(
+        data,
+        train=_part(data.train, chosen[:wanted]),
+        test=data.test if held_out is None else _part(data.train, chosen[total - held :]),
+        fingerprint=f"{data.fingerprint} {wanted} of {total}{f', {held} held out' if held else ''}",
+    )
+
+
+def _count(held_out: int | float, total: int) -> int:
+    count = held_out if isinstance(held_out, int) else round(held_out * total)
+    if not 1 <= count < total:
+        raise ValueError(
+            f"--held-out {held_out}: expected a count from 1 to {total - 1:,}, or a share between 0 and 1, such as 10%"
+        )
+    return count
+
+
+def _part(images: Images, chosen: Labels) -> Images:
+    where = torch.from_numpy(np.sort(chosen))
+    return Images(images.x[where], images.y[where])

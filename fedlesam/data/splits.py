@@ -1,253 +1,206 @@
-"""How the training samples are divided over clients. Every scheme ends, or refuses with the reason."""
+"""Divide training samples over clients by the text a user types, e.g. `dirichlet:0.1,repeat`; splits as files."""
 
-import hashlib
-import heapq
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+import csv
+import json
+from pathlib import Path
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 
-from fedlesam.data.dataset import Domains
+from fedlesam import seeds
+from fedlesam.data import _schemes
+from fedlesam.data._schemes import Indices
+from fedlesam.data._schemes import Split as Split
+from fedlesam.data.catalogue import DOMAIN_SETS, plain
+from fedlesam.data.dataset import DataSet
+from fedlesam.names import imported, is_path, one_line, unknown
 
-Indices = NDArray[np.int64]
-Counts = NDArray[np.int64]
-
-
-@dataclass(frozen=True)
-class Split:
-    """The samples of every client, by their number in the training set."""
-
-    scheme: str
-    clients: list[Indices]
-    samples: int
-    """In the training set."""
-    drawn: NDArray[np.float64] | None = field(default=None, compare=False)
-    """Clients x classes: the proportions drawn, where the scheme draws some."""
-    test: Indices | None = None
-    """Training samples that are the test set instead, where the scheme keeps some back for it."""
-
-    @property
-    def sizes(self) -> Counts:
-        return np.array([len(client) for client in self.clients])
-
-    @property
-    def repeats(self) -> int:
-        """Samples given out again, to another client or the same."""
-        return int(self.sizes.sum()) - len(np.unique(np.concatenate(self.clients)))
-
-    @property
-    def dropped(self) -> int:
-        """Training samples that neither a client nor the test has."""
-        used = self.clients if self.test is None else [*self.clients, self.test]
-        return self.samples - len(np.unique(np.concatenate(used)))
-
-    def class_counts(self, labels: Indices, classes: int) -> Counts:
-        return np.stack([np.bincount(labels[client], minlength=classes) for client in self.clients])
-
-    def deviation(self, labels: Indices) -> float | None:
-        """Mean over clients of the total variation between the drawn class proportions and those handed out."""
-        if self.drawn is None:
-            return None
-        handed = self.class_counts(labels, self.drawn.shape[1]) / self.sizes[:, None]
-        return float(np.abs(handed - self.drawn).sum(1).mean() / 2)
-
-    @property
-    def hash(self) -> str:
-        digest = hashlib.sha256(self.sizes.astype("<i8").tobytes())
-        digest.update(np.concatenate(self.clients).astype("<i8").tobytes())
-        if self.test is not None:
-            digest.update(b"test" + self.test.astype("<i8").tobytes())
-        return digest.hexdigest()
+SCHEMES = {
+    "iid": "the same mixture for every client, equal sizes",
+    "pooled": "one client with everything: centralised training",
+    "dirichlet:B[,repeat]": "equal sizes, class proportions drawn from Dirichlet(B); the smaller B, the more skewed",
+    "dirichlet-by-class:B": "unequal sizes, each class divided over the clients by Dirichlet(B)",
+    "pathological:A[,repeat]": "every client has exactly A classes, equal sizes",
+    "leave-out:DOMAIN[,M]": "test on one domain, train on the others, each divided over M clients (1)",
+    "by:FILE": "a client id per training sample (text: one a line; .csv: the last column; .npy): natural partitions",
+    "file:PATH": "a split saved by `fedlesam split --save PATH`",
+    "MODULE:CALLABLE": "your own: callable(labels, clients, seed) -> a list of sample numbers per client",
+}
+"""What `split` and `--split` take, with a line on each."""
 
 
-def equal_size(samples: int, clients: int) -> int:
-    """The number of samples each of `clients` gets when all get the same."""
-    if clients > samples:
-        raise ValueError(f"{clients} clients are more than the {samples} training samples: every client needs one")
-    return samples // clients
+def split(spec: str, labels: Any, clients: int | None = None, seed: int = 0) -> Split:
+    """Divide samples over clients, e.g. `split("dirichlet:0.3", labels, clients=50)`.
 
+    Args:
+        spec: The scheme, one of `SCHEMES`.
+        labels: The class number of every training sample: a tensor, an array or a list; or a DataSet, which the
+            schemes `leave-out` and `file` need.
+        clients: The number of clients; None for schemes that have their own (pooled, leave-out, by, file).
+        seed: The same seed gives the same split on any machine.
 
-def iid(labels: Indices, clients: int, draw: np.random.Generator) -> Split:
-    size = equal_size(len(labels), clients)
-    order = draw.permutation(len(labels))[: size * clients]
-    return Split("iid", [np.sort(part) for part in np.split(order, clients)], len(labels))
+    Returns:
+        The split. Iterating over it gives, for every client, the numbers of its samples; `split.test` has those left
+        out for the test.
 
-
-def pooled(labels: Indices, clients: int, draw: np.random.Generator) -> Split:
-    """One client with everything: centralised training."""
-    if clients != 1:
+    Raises:
+        ValueError: The scheme is not known, or cannot serve so many clients.
+    """
+    if isinstance(labels, DataSet):
+        return make_split(spec, labels, clients, seed)
+    y = labels.detach().cpu().numpy() if isinstance(labels, torch.Tensor) else np.asarray(labels)
+    if y.ndim != 1 or not len(y) or not np.issubdtype(y.dtype, np.integer) or y.min() < 0:
         raise ValueError(
-            f"the split pooled has 1 client, got {clients}: leave the number of clients out or set it to 1"
+            f"split {spec}: labels must be whole class numbers from 0, one per sample, got {y.dtype} of shape {y.shape}"
         )
-    return Split("pooled", [np.arange(len(labels))], len(labels))
+    return _make(spec, y.astype(np.int64), None, clients, seed)
 
 
-def dirichlet(labels: Indices, clients: int, draw: np.random.Generator, *, beta: float, repeat: bool = False) -> Split:
-    """Equal sizes; each client's class proportions are one draw from Dirichlet(beta, ..., beta) over the classes.
-
-    The convention of the paper. With `repeat` a class that runs out is refilled, as in the baselines' code, so that
-    samples stand with several clients; without, a client whose class is used up draws from its other classes.
-    """
-    size = equal_size(len(labels), clients)
-    supply = np.bincount(labels)
-    present = np.flatnonzero(supply)
-    proportions = np.zeros((clients, len(supply)))
-    proportions[:, present] = _proportions(draw, beta, len(present), clients)
-    if repeat:
-        counts = draw.multinomial(size, proportions)
-        return Split(f"dirichlet:{beta:g},repeat", _deal_refilled(labels, counts, draw), len(labels), proportions)
-    counts = _within_supply(size, proportions, supply, draw)
-    return Split(f"dirichlet:{beta:g}", _deal(labels, counts, draw), len(labels), proportions)
-
-
-def dirichlet_by_class(labels: Indices, clients: int, draw: np.random.Generator, *, beta: float) -> Split:
-    """Unequal sizes: each class is divided over the clients by one draw from Dirichlet(beta, ..., beta) over clients.
-
-    A client that comes away with nothing takes one sample from the largest client of that moment.
-    """
-    equal_size(len(labels), clients)
-    supply = np.bincount(labels)
-    counts = np.stack([draw.multinomial(n, _proportions(draw, beta, clients, 1)[0]) for n in supply], axis=1)
-    largest = [(-int(size), i) for i, size in enumerate(counts.sum(1))]
-    heapq.heapify(largest)
-    for empty in np.flatnonzero(counts.sum(1) == 0):
-        size, giver = heapq.heappop(largest)
-        given = int(counts[giver].argmax())
-        counts[giver, given] -= 1
-        counts[empty, given] += 1
-        heapq.heappush(largest, (size + 1, giver))
-    return Split(f"dirichlet-by-class:{beta:g}", _deal(labels, counts, draw), len(labels))
-
-
-def pathological(labels: Indices, clients: int, draw: np.random.Generator, *, a: int, repeat: bool = False) -> Split:
-    """Every client has exactly `a` classes, and the same number of samples of each of them as every other client."""
-    supply = np.bincount(labels)
-    classes = int((supply > 0).sum())
-    if a > classes:
-        raise ValueError(f"pathological:{a} gives every client {a} classes, but the data set has only {classes}")
-    users = np.zeros(len(supply), dtype=np.int64)
-    holds = np.zeros((clients, len(supply)), dtype=np.int64)
-    for i in draw.permutation(clients):
-        # the classes with the most samples left per client, ties at random: the balance keeps equal shares large
-        roomiest = np.lexsort((draw.random(len(supply)), -supply / (users + 1)))
-        if repeat:
-            roomiest = draw.permutation(np.flatnonzero(supply))
-        holds[i, roomiest[:a]] = 1
-        users += holds[i]
-    if repeat:
-        share = max(1, len(labels) // clients // a)
-        return Split(f"pathological:{a},repeat", _deal_refilled(labels, holds * share, draw), len(labels))
-    share = int((supply[users > 0] // users[users > 0]).min())
-    if share == 0:
-        most = next(n for n in range(len(labels) // a, 0, -1) if np.minimum(supply, n).sum() >= a * n)
+def make_split(spec: str, data: DataSet, clients: int | None, seed: int) -> Split:
+    """Divide the training samples of a data set; the arguments are those of `split`."""
+    made = _make(spec, data.train.y.numpy(), data, clients, seed)
+    if data.domains is not None and made.test is None:
         raise ValueError(
-            f"pathological:{a} cannot serve {clients} clients with {len(labels)} samples of {classes} classes: "
-            f"a class would have more clients than samples; at most {most} clients, or allow "
-            f"samples to repeat with pathological:{a},repeat"
+            f"split {spec}: {data.name} has domains, of which one is to be left out for the test: "
+            f"leave-out:DOMAIN with one of {', '.join(data.domains.names)}"
         )
-    return Split(f"pathological:{a}", _deal(labels, holds * share, draw), len(labels))
+    return made
 
 
-def by_owner(owners: Sequence[object], scheme: str) -> Split:
-    """A natural partition: samples with the same owner are one client, in the owners' sorted order."""
-    names, owner = np.unique(np.asarray(owners), return_inverse=True)
-    order = np.argsort(owner, kind="stable")
-    return Split(scheme, np.split(order, np.cumsum(np.bincount(owner, minlength=len(names)))[:-1]), len(owner))
+def _make(spec: str, labels: Indices, data: DataSet | None, clients: int | None, seed: int) -> Split:
+    name, _, argument = spec.partition(":")
+    rng = np.random.default_rng(seeds.derive(seed, "split"))
+    if name in ("leave-out", "file") and data is None:
+        raise ValueError(f"split {spec}: needs the data set, not only its labels")
+    if name in ("leave-out", "file", "by"):
+        if name == "by":
+            made = _by_file(Path(argument), len(labels))
+        else:
+            assert data is not None
+            made = _leave_out(spec, argument, data, rng) if name == "leave-out" else load_split(Path(argument), data)
+        if clients not in (None, len(made)):
+            raise ValueError(f"split {made.scheme}: has {len(made)} clients, not {clients}; leave the number out")
+        return made
+    wanted = clients if clients is not None else 1 if name == "pooled" else 0
+    if wanted < 1:
+        raise ValueError(f"split {spec}: the number of clients must be at least 1, got {clients}")
+    if spec in ("iid", "pooled"):
+        return (_schemes.iid if spec == "iid" else _schemes.pooled)(labels, wanted, rng)
+    if name in ("dirichlet", "dirichlet-by-class", "pathological"):
+        value, repeat = _arguments(spec, argument)
+        if name == "dirichlet":
+            return _schemes.dirichlet(labels, wanted, rng, beta=value, repeat=repeat)
+        if name == "pathological":
+            return _schemes.pathological(labels, wanted, rng, a=int(value), repeat=repeat)
+        if not repeat:
+            return _schemes.dirichlet_by_class(labels, wanted, rng, beta=value)
+    if is_path(spec):
+        return _schemes.from_callable(labels, wanted, seed, imported("split", spec), spec)
+    raise unknown("split", spec, SCHEMES)
 
 
-def leave_out(domains: Domains, target: int, draw: np.random.Generator, *, per_domain: int = 1) -> Split:
-    """Test on the domain `target`, train on the others, each divided at random over `per_domain` equal clients.
+def _leave_out(spec: str, argument: str, data: DataSet, rng: np.random.Generator) -> Split:
+    if data.domains is None:
+        raise ValueError(f"split {spec}: {data.name} has no domains; domains:PATH and {', '.join(DOMAIN_SETS)} have")
+    domain, comma, count = argument.partition(",")
+    numbers = {plain(name): number for number, name in enumerate(data.domains.names)}
+    if plain(domain) not in numbers:
+        raise unknown(f"domain of {data.name}", domain, data.domains.names)
+    if comma and not (count.isdecimal() and int(count)):
+        raise ValueError(f"split {spec}: after the comma the clients of each domain are expected, e.g. {domain},10")
+    return _schemes.leave_out(data.domains, numbers[plain(domain)], rng, per_domain=int(count) if comma else 1)
 
-    Where the data set follows its publishers' lists, the target's test list is the test, and the others' train lists
-    are trained on.
+
+def _arguments(spec: str, argument: str) -> tuple[float, bool]:
+    number, _, flag = argument.partition(",")
+    name = spec.partition(":")[0]
+    try:
+        value = float(number)
+    except ValueError:
+        raise ValueError(f"split {spec}: expected a number after the colon, e.g. {name}:1") from None
+    if not (np.isfinite(value) and value > 0):
+        raise ValueError(f"split {spec}: the number after the colon must be above 0, got {number}")
+    if flag not in ("", "repeat"):
+        raise ValueError(f"split {spec}: after the comma only `repeat` is known, got {flag!r}")
+    if name == "pathological" and value != int(value):
+        raise ValueError(f"split {spec}: pathological takes a whole number of classes, e.g. pathological:3")
+    return value, flag == "repeat"
+
+
+def _by_file(path: Path, samples: int) -> Split:
+    try:
+        if path.suffix == ".npy":
+            with path.open("rb") as binary:
+                owners = np.lib.format.read_array(binary, allow_pickle=False).reshape(-1).tolist()
+        elif path.suffix == ".csv":
+            with path.open(newline="", encoding="utf-8") as file:
+                owners = [row[-1].strip() for row in csv.reader(file) if row]
+        else:
+            owners = [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except Exception as error:  # numpy raises many kinds for a damaged header
+        raise ValueError(one_line(f"split by:{path}: cannot read the client ids: {error}")) from error
+    if len(owners) != samples:
+        raise ValueError(f"split by:{path}: has {len(owners)} client ids, the training set has {samples} samples")
+    whole = all(str(owner).removeprefix("-").isdecimal() and len(str(owner)) < 19 for owner in owners)
+    return _schemes.by_owner([int(owner) for owner in owners] if whole else owners, f"by:{path}")
+
+
+def save_split(split: Split, data: DataSet, path: Path) -> None:
+    """Write a split to a safetensors file, with the fingerprint of the data set that it divides.
+
+    Args:
+        split: The split.
+        data: The data set.
+        path: The file; it is replaced as a whole.
     """
-    listed = domains.test if domains.test is not None else np.zeros(len(domains.of), bool)
-    clients: list[Indices] = []
-    for number, name in enumerate(domains.names):
-        if number != target:
-            samples = np.flatnonzero((domains.of == number) & ~listed)
-            if per_domain > len(samples):
-                raise ValueError(f"{per_domain} clients are more than the {len(samples)} images of the domain {name}")
-            order = draw.permutation(samples) if per_domain > 1 else samples
-            clients += [np.sort(part) for part in np.array_split(order, per_domain)]
-    test = np.flatnonzero((domains.of == target) & (listed | (domains.test is None)))
-    if not len(test):
-        raise ValueError(f"the domain {domains.names[target]} has no images to test on")
-    scheme = f"leave-out:{domains.names[target]}" + (f",{per_domain}" if per_domain > 1 else "")
-    return Split(scheme, clients, len(domains.of), test=test)
+    metadata = {"scheme": split.scheme, "data": data.name, "fingerprint": data.fingerprint, "hash": split.hash}
+    tensors = {
+        "sizes": torch.from_numpy(split.sizes.astype(np.int64)),
+        "indices": torch.from_numpy(np.concatenate(split.clients).astype(np.int64)),
+        "class_counts": torch.from_numpy(split.class_counts(data.train.y.numpy(), len(data.classes)).astype(np.int64)),
+    }
+    if split.test is not None:
+        tensors["test"] = torch.from_numpy(split.test.astype(np.int64))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(path.name + ".part")
+    save_file(tensors, beside, metadata={"split": json.dumps(metadata)})
+    beside.replace(path)
 
 
-def own(labels: Indices, clients: int, seed: int, make: Callable[..., Sequence[Indices]], scheme: str) -> Split:
-    """A user's `make(labels, clients, seed)`, which returns the sample numbers of every client."""
-    if not callable(make):
-        raise ValueError(f"split {scheme}: expected a callable(labels, clients, seed), got {make!r}")
-    made = make(labels, clients, seed)
-    if not isinstance(made, Iterable):
-        raise ValueError(f"split {scheme}: must return a list of sample numbers per client, got {made!r}")
-    parts = [np.asarray(part).reshape(-1) for part in made]
-    if not parts:
-        raise ValueError(f"split {scheme}: returned no clients")
-    for i, part in enumerate(parts):
-        if len(part) == 0:
-            raise ValueError(f"split {scheme}: client {i} has no samples")
-        if not np.issubdtype(part.dtype, np.integer):
-            raise ValueError(f"split {scheme}: client {i} must have whole sample numbers, got {part.dtype}")
-        if part.min() < 0 or part.max() >= len(labels):
-            wrong = part.min() if part.min() < 0 else part.max()
-            raise ValueError(f"split {scheme}: client {i} has sample {wrong}, outside 0 to {len(labels) - 1}")
-    return Split(scheme, [part.astype(np.int64) for part in parts], len(labels))
+def load_split(path: Path, data: DataSet) -> Split:
+    """Read a split that `save_split` wrote.
 
+    Args:
+        path: The file.
+        data: The data set that it divides.
 
-def _proportions(draw: np.random.Generator, beta: float, over: int, times: int) -> NDArray[np.float64]:
-    """Rows that sum to one. A draw so concentrated that it underflows is the limit: all mass on one entry."""
-    drawn = draw.dirichlet(np.full(over, beta), times) if over > 1 else np.ones((times, 1))
-    total = drawn.sum(1)
-    for row in np.flatnonzero(~(np.isfinite(total) & (total > 0))):
-        drawn[row] = np.eye(over)[draw.integers(over)]
-    return np.asarray(drawn / drawn.sum(1, keepdims=True))
-
-
-def _within_supply(size: int, proportions: NDArray[np.float64], supply: Counts, draw: np.random.Generator) -> Counts:
-    """How many samples of each class each client gets: as drawn while there are some, all clients served at once.
-
-    Every turn either fills all clients or uses up a class, so it ends.
+    Raises:
+        ValueError: The file is damaged, or the split is of another data set.
     """
-    counts = np.zeros(proportions.shape, dtype=np.int64)
-    left = supply.astype(np.int64)
-    while True:
-        missing = size - counts.sum(1)
-        open_ = np.flatnonzero(missing)
-        if len(open_) == 0:
-            return counts
-        wish = proportions[open_] * (left > 0)
-        hopeless = wish.sum(1) < 1e-12
-        wish[hopeless] = left
-        wanted = draw.multinomial(missing[open_], wish / wish.sum(1, keepdims=True))
-        for c in np.flatnonzero(wanted.sum(0) > left):
-            wanted[:, c] = draw.multivariate_hypergeometric(wanted[:, c], left[c], method="marginals")
-        counts[open_] += wanted
-        left -= wanted.sum(0)
-
-
-def _deal(labels: Indices, counts: Counts, draw: np.random.Generator) -> list[Indices]:
-    """Hand out each class's samples in a random order, `counts` (clients x classes) of them, none twice."""
-    return _hand_out([draw.permutation(np.flatnonzero(labels == c)) for c in range(counts.shape[1])], counts)
-
-
-def _deal_refilled(labels: Indices, counts: Counts, draw: np.random.Generator) -> list[Indices]:
-    """The same, with a class shuffled and started again when it is used up."""
-    decks = []
-    for c, wanted in enumerate(counts.sum(0)):
-        samples = np.flatnonzero(labels == c)
-        turns = -(-int(wanted) // max(1, len(samples)))
-        decks.append(np.concatenate([draw.permutation(samples) for _ in range(max(1, turns))]))
-    return _hand_out(decks, counts)
-
-
-def _hand_out(decks: list[Indices], counts: Counts) -> list[Indices]:
-    ends = np.cumsum(counts, axis=0)
-    return [
-        np.concatenate([deck[end - count : end] for deck, end, count in zip(decks, ends[i], counts[i], strict=True)])
-        for i in range(len(counts))
-    ]
+    where = f"split file:{path}"
+    try:
+        with safe_open(path, framework="np") as file:
+            metadata = json.loads((file.metadata() or {}).get("split", "null"))
+            sizes: Indices = file.get_tensor("sizes")
+            indices: Indices = file.get_tensor("indices")
+            test: Indices | None = file.get_tensor("test") if "test" in file.keys() else None  # noqa: SIM118
+    except (OSError, SafetensorError, ValueError, TypeError, RecursionError) as error:
+        raise ValueError(
+            one_line(f"{where}: cannot be read as a saved split: {error}; make one with `fedlesam split`")
+        ) from error
+    arrays = [sizes, indices] if test is None else [sizes, indices, test]
+    whole = all(array.dtype == np.int64 and array.ndim == 1 and len(array) for array in arrays)
+    if not isinstance(metadata, dict) or not whole or sizes.sum() != len(indices):
+        raise ValueError(f"{where}: is not a saved split; make one with `fedlesam split ... --save {path}`")
+    if metadata.get("fingerprint") != data.fingerprint:
+        raise ValueError(f"{where}: divides the data set {metadata.get('data')!r}, not this copy of {data.name!r}")
+    named = np.concatenate(arrays[1:])
+    if sizes.min() < 1 or named.min() < 0 or named.max() >= len(data.train):
+        raise ValueError(f"{where}: names samples outside 0 to {len(data.train) - 1} or an empty client")
+    split = Split(f"file:{path}", np.split(indices, np.cumsum(sizes)[:-1]), len(data.train), test=test)
+    if split.hash != metadata.get("hash"):
+        raise ValueError(f"{where}: is damaged, its checksum does not match; make it again with `fedlesam split`")
+    return split

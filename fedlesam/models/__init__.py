@@ -1,1 +1,41 @@
-"""The networks, and a module seen as one flat vector."""
+"""The networks. Each takes the shape of its inputs, (channels, height, width), and the number of classes.
+
+model = fl.models.cnn((1, 8, 8), classes=10)
+model = fl.models.make_model("resnet18:width=16", (3, 32, 32), classes=10, seed=0)
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fedlesam.models.catalogue import MODELS as MODELS
+    from fedlesam.models.catalogue import make_model as make_model
+    from fedlesam.models.efficientnet import efficientnet_lite0 as efficientnet_lite0
+    from fedlesam.models.resnet import resnet18 as resnet18
+    from fedlesam.models.small import cnn as cnn
+    from fedlesam.models.small import lenet as lenet
+    from fedlesam.models.small import mlp as mlp
+    from fedlesam.models.vit import vit_b32 as vit_b32
+
+_HOMES = {
+    "MODELS": "catalogue",
+    "cnn": "small",
+    "efficientnet_lite0": "efficientnet",
+    "lenet": "small",
+    "make_model": "catalogue",
+    "mlp": "small",
+    "resnet18": "resnet",
+    "vit_b32": "vit",
+}
+__all__ = [*_HOMES]
+
+
+def __getattr__(name: str) -> Any:
+    """Import PyTorch only when it is needed."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(_HOMES)

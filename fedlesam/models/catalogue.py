@@ -22,13 +22,25 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "efficientnet-lite0": efficientnet_lite0,
     "vit-b32": vit_b32,
 }
+"""The networks by the names that `make_model` and `--model` take."""
 
 TEXT = ("norm", "weights")
-"""Options that are no whole numbers."""
+"""Options that are not whole numbers."""
 
 
 def make_model(spec: str, shape: Shape, classes: int, seed: int) -> nn.Module:
-    """`module:callable` is called with those of `shape` and `classes` that it takes."""
+    """Make a network by name. Its weights depend on the seed only; global random state is not touched.
+
+    Args:
+        spec: A name of `MODELS` with options, e.g. `resnet18:width=16,norm=batch`, or `module:callable`, which is
+            called with those of `shape` and `classes` that it takes.
+        shape: (channels, height, width) of an input.
+        classes: The number of classes.
+        seed: Of the initial weights.
+
+    Raises:
+        ValueError: The name or an option is not known, or the network cannot be made for this shape.
+    """
     with seeds.untouched(torch.device("cpu")):
         torch.manual_seed(seeds.derive(seed, "model"))
         name, _, options = spec.partition(":")
@@ -56,7 +68,10 @@ def _options(spec: str, text: str, make: Callable[..., nn.Module]) -> dict[str, 
         key, _, value = item.partition("=")
         if key not in known:
             raise ValueError(f"model {spec}: unknown option {key!r}; it takes {', '.join(known) or 'none'}")
-        options[key] = value if key in TEXT else int(value) if value.isdecimal() else value
-        if key not in TEXT and not value.isdecimal():
+        if key in TEXT:
+            options[key] = value
+        elif value.isdecimal():
+            options[key] = int(value)
+        else:
             raise ValueError(f"model {spec}: {key} must be a whole number, got {value!r}")
     return options

@@ -96,7 +96,16 @@ class EfficientNetLite0(nn.Module):
 
 
 def efficientnet_lite0(shape: Shape, classes: int, weights: str = "imagenet") -> nn.Module:
-    """EfficientNet-Lite0, pretrained; weights: imagenet (the extra `efficientnet`), none, or a file."""
+    """EfficientNet-Lite0, pretrained; weights: imagenet (the extra `efficientnet`), none, or a file.
+
+    Args:
+        shape: (channels, height, width) of an input; 3 channels.
+        classes: The number of classes.
+        weights: "imagenet" from the extra `efficientnet`, "none" for a new network, or a file of weights.
+
+    Raises:
+        ValueError: The weights are not there or not of this network.
+    """
     if shape[0] != 3:
         raise ValueError(f"model efficientnet-lite0: takes colour pictures, the data has {shape[0]} channels")
     model = EfficientNetLite0(classes)

@@ -62,7 +62,14 @@ class ResNet18(nn.Module):
 
 
 def resnet18(shape: Shape, classes: int, width: int = 64, norm: Literal["group", "batch"] = "group") -> nn.Module:
-    """`width=16` for a narrow one; `norm="batch"` for BatchNorm in place of GroupNorm with 2 groups."""
+    """`width=16` for a narrow one; `norm="batch"` for BatchNorm in place of GroupNorm with 2 groups.
+
+    Args:
+        shape: (channels, height, width) of an input.
+        classes: The number of classes.
+        width: The channels of the first stage.
+        norm: "group" or "batch".
+    """
     check_choice("resnet18", "norm", norm, ("group", "batch"))
     check_count("resnet18", "width", width, at_least=2)
     if width % 2 and norm == "group":

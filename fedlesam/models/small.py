@@ -9,14 +9,26 @@ Shape = tuple[int, int, int]
 
 
 def mlp(shape: Shape, classes: int, hidden: int = 64) -> nn.Module:
-    """One hidden layer."""
+    """One hidden layer.
+
+    Args:
+        shape: (channels, height, width) of an input.
+        classes: The number of classes.
+        hidden: The width of the hidden layer.
+    """
     check_count("mlp", "hidden", hidden)
     inputs = shape[0] * shape[1] * shape[2]
     return nn.Sequential(nn.Flatten(), nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, classes))
 
 
 def cnn(shape: Shape, classes: int, width: int = 16) -> nn.Module:
-    """Three 3x3 convolutions with GroupNorm and a linear head on the mean over the picture."""
+    """Three 3x3 convolutions with GroupNorm and a linear head on the mean over the picture.
+
+    Args:
+        shape: (channels, height, width) of an input.
+        classes: The number of classes.
+        width: The channels of the first convolution, an even number; the others have two and four times as many.
+    """
     check_count("cnn", "width", width, at_least=2)
     if width % 2:
         raise ValueError(f"cnn: width must be even, GroupNorm has 2 groups, got {width}")
@@ -37,6 +49,10 @@ def lenet(shape: Shape, classes: int) -> nn.Module:
     """The LeNet of the federated literature (Acar et al., FedDyn, ICLR 2021): two 5x5 convolutions of 64, 384, 192.
 
     Pictures below 16 pixels are padded in the convolutions, which would otherwise have nothing left.
+
+    Args:
+        shape: (channels, height, width) of an input.
+        classes: The number of classes.
     """
     channels, height, width = shape
     padding = 2 if min(height, width) < 16 else 0

@@ -38,7 +38,16 @@ class Classifier(nn.Module):
 
 
 def vit_b32(shape: Shape, classes: int, weights: str = HUB) -> nn.Module:
-    """ViT-B/32, pretrained, with a new head; weights: a folder, a safetensors file, a name on the hub, or none."""
+    """ViT-B/32, pretrained, with a new head; weights: a folder, a safetensors file, a name on the hub, or none.
+
+    Args:
+        shape: (channels, height, width) of an input; 3 channels.
+        classes: The number of classes.
+        weights: A folder with config.json and model.safetensors, a safetensors file, a name on the hub, or "none".
+
+    Raises:
+        ValueError: The package transformers is missing, or the weights are not there or not of this network.
+    """
     if shape[0] != 3:
         raise ValueError(f"model vit-b32: takes colour pictures, the data has {shape[0]} channels")
     try:
@@ -89,14 +98,14 @@ def _backbone(transformers: Any, weights: str) -> Any:
 
 @contextlib.contextmanager
 def _quietly(transformers: Any) -> Iterator[None]:
-    """Without its own bars and report: what was not loaded is said here."""
-    said = transformers.utils.logging
-    before, bars = said.get_verbosity(), said.is_progress_bar_enabled()
-    said.set_verbosity_error()
-    said.disable_progress_bar()
+    """Without its own progress bars and report: what was not loaded is logged here."""
+    output = transformers.utils.logging
+    before, bars = output.get_verbosity(), output.is_progress_bar_enabled()
+    output.set_verbosity_error()
+    output.disable_progress_bar()
     try:
         yield
     finally:
-        said.set_verbosity(before)
+        output.set_verbosity(before)
         if bars:
-            said.enable_progress_bar()
+            output.enable_progress_bar()

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from PIL import Image
 
-from fedlesam.data.official import OFFICIAL
+from fedlesam.data.catalogue import OFFICIAL
 
 
 class Made(NamedTuple):

@@ -6,7 +6,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from fedlesam.data.domain_sets import DOMAIN_SETS
+from fedlesam.data import DataSet
+from fedlesam.data.catalogue import DOMAIN_SETS
 
 SIDE = 12
 
@@ -55,3 +56,11 @@ def colours(x: np.ndarray) -> list[tuple[int, ...]]:
     """Of pictures of one colour each."""
     assert (x == x[:, :, :1, :1]).all()
     return [tuple(int(value) for value in picture[:, 0, 0]) for picture in x]
+
+
+def shades(data: DataSet) -> list[tuple[int, ...]]:
+    return colours(data.train.x.numpy())
+
+
+def expected(domains: int, classes: int, count: int) -> list[tuple[int, ...]]:
+    return [colour(d, c, i) for d in range(domains) for c in range(classes) for i in range(count)]

@@ -4,12 +4,12 @@ import numpy as np
 import sklearn.datasets
 import torch
 
-from fedlesam.data.digits import load_digits
+from fedlesam.data import load
 
 
 def test_the_digits_are_scikit_learns() -> None:
     theirs = sklearn.datasets.load_digits()
-    ours = load_digits()
+    ours = load("digits")
     x = torch.cat([ours.train.x, ours.test.x]).reshape(-1, 64).numpy()
     y = torch.cat([ours.train.y, ours.test.y]).numpy()
     assert x.dtype == np.uint8
@@ -19,7 +19,7 @@ def test_the_digits_are_scikit_learns() -> None:
 
 
 def test_parts_and_sizes() -> None:
-    data = load_digits()
+    data = load("digits")
     assert (len(data.train), len(data.test)) == (1437, 360)
     assert data.shape == (1, 8, 8)
     assert data.classes == tuple("0123456789")
@@ -33,10 +33,10 @@ def test_parts_and_sizes() -> None:
 def test_always_the_same_parts_whatever_the_global_seed() -> None:
     torch.manual_seed(1)
     before = torch.get_rng_state()
-    one = load_digits()
+    one = load("digits")
     assert torch.equal(torch.get_rng_state(), before)
     torch.manual_seed(2)
-    other = load_digits()
+    other = load("digits")
     for part in ("train", "test"):
         for axis in "xy":
             assert torch.equal(getattr(getattr(one, part), axis), getattr(getattr(other, part), axis))
@@ -44,7 +44,7 @@ def test_always_the_same_parts_whatever_the_global_seed() -> None:
 
 
 def test_inputs_are_normalised() -> None:
-    data = load_digits()
+    data = load("digits")
     x, y = data.shard(torch.arange(len(data.train))).tensors()
     assert x.dtype == torch.float32
     assert x.shape == (1437, 1, 8, 8)
@@ -56,7 +56,7 @@ def test_inputs_are_normalised() -> None:
 
 
 def test_a_shard_has_its_own_samples() -> None:
-    data = load_digits()
+    data = load("digits")
     shard = data.shard(torch.tensor([7, 3]))
     x, y = shard.tensors()
     everything, labels = data.shard(torch.arange(10)).tensors()

@@ -1,41 +1,21 @@
 """Data with domains: the publishers' layouts, pictures that do not decode, and one domain left out for the test."""
 
-import logging
-import os
-import signal
-from collections import namedtuple
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from domain_files import SIDE, colour, colours, write_domains, write_known, write_lists, write_picture
+from domain_files import colour, colours, expected, shades, write_domains, write_known, write_lists, write_picture
 from hypothesis import given
 from hypothesis import strategies as st
-from PIL import Image
 
-from fedlesam.data import pictures as module
-from fedlesam.data import splits
+from fedlesam.data import _schemes, load
+from fedlesam.data._check import check
 from fedlesam.data.augment import flip
-from fedlesam.data.catalogue import load
-from fedlesam.data.check import check
-from fedlesam.data.dataset import DataSet, Domains
-from fedlesam.data.digits import load_digits
-from fedlesam.data.domain_sets import DOMAIN_SETS, parse
-from fedlesam.data.domains import load_domains
+from fedlesam.data.catalogue import DOMAIN_SETS, parse_domains
+from fedlesam.data.dataset import Domains
 from fedlesam.data.download import fetch
-from fedlesam.data.formats import images
-from fedlesam.data.pictures import load_pictures
-from fedlesam.data.split_names import make_split, save_split
-
-
-def shades(data: DataSet) -> list[tuple[int, ...]]:
-    return colours(data.train.x.numpy())
-
-
-def expected(domains: int, classes: int, count: int) -> list[tuple[int, ...]]:
-    return [colour(d, c, i) for d in range(domains) for c in range(classes) for i in range(count)]
-
+from fedlesam.data.splits import make_split, save_split
 
 # layouts
 
@@ -166,7 +146,7 @@ def test_any_folder(tmp_path: Path) -> None:
 
 def test_a_folder_with_a_comma_in_its_name(tmp_path: Path) -> None:
     root = write_domains(tmp_path / "a,b" / "size=3,c")
-    assert parse(f"domains:{root},limit=2,size=20").path == root
+    assert parse_domains(f"domains:{root},limit=2,size=20").path == root
     assert len(load(f"domains:{root},limit=2,size=20").train) == 12
 
 
@@ -238,171 +218,6 @@ def test_there_is_nothing_to_fetch(tmp_path: Path) -> None:
         fetch("pacs", tmp_path)
 
 
-# pictures
-
-
-def test_the_middle_of_the_longer_side_is_kept() -> None:
-    for turned in (False, True):
-        wide = np.full((40, 120, 3), (200, 0, 0), np.uint8)
-        wide[:, 40:80] = (0, 0, 200)
-        picture = Image.fromarray(wide.transpose(1, 0, 2) if turned else wide)
-        x = images.decode_any(as_png(picture), 40, "x")
-        assert x.shape == (3, 40, 40)
-        assert (x == np.array([0, 0, 200])[:, None, None]).all()
-        assert images.decode_any(as_png(picture), 10, "x")[:, 5, 5].tolist() == [0, 0, 200]
-
-
-def test_a_picture_of_the_right_size_is_left_as_it_is() -> None:
-    draw = np.random.default_rng(0).integers(0, 256, (30, 30, 3), dtype=np.uint8)
-    assert np.array_equal(images.decode_any(as_png(Image.fromarray(draw)), 30, "x"), draw.transpose(2, 0, 1))
-
-
-@pytest.mark.parametrize("mode", ["L", "1", "P", "RGBA", "CMYK", "LA"])
-def test_all_modes_become_colour(mode: str) -> None:
-    kind = "TIFF" if mode == "CMYK" else "PNG"
-    x = images.decode_any(as_png(Image.new("RGB", (20, 10), (255, 255, 255)).convert(mode), kind), 16, "x")
-    assert x.shape == (3, 16, 16)
-    assert x.min() >= 250
-
-
-def as_png(picture: Image.Image, kind: str = "PNG") -> bytes:
-    import io
-
-    file = io.BytesIO()
-    picture.save(file, kind)
-    return file.getvalue()
-
-
-@pytest.mark.parametrize("processes", [1, 3])
-def test_what_does_not_decode_is_named_skipped_and_counted(
-    processes: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    write_domains(tmp_path, count=20)
-    bad = {"ink/cat/000.png": b"", "oil/dog/007.png": b"no picture", "photo/dog/019.png": None}
-    for name, content in bad.items():
-        path = tmp_path / name
-        path.write_bytes(path.read_bytes()[:45] if content is None else content)
-    data = load_domains(f"domains:{tmp_path},size=12", processes=processes)
-    lost = colour(0, 0, 0), colour(1, 1, 7), colour(2, 1, 19)
-    wanted = [shade for shade in expected(3, 2, 20) if shade not in lost]
-    assert shades(data) == wanted
-    assert data.domains is not None
-    kept = zip(shades(data), data.domains.of.tolist(), data.train.y.tolist(), strict=True)
-    assert all(shade[:2] == colour(domain, label, 0)[:2] for shade, domain, label in kept), "still aligned"
-    messages = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    assert all(any(m.startswith(f"skipped: {name}: does not decode") for m in messages) for name in bad)
-    assert messages[-1] == f"{tmp_path}: 3 of 120 images are skipped"
-    caplog.clear()
-    again = load_domains(f"domains:{tmp_path},size=12")
-    assert shades(again) == wanted
-    assert "3 of 120 images are skipped" in caplog.text, "also when they come from the cache"
-
-
-def test_nothing_decodes(tmp_path: Path) -> None:
-    write_domains(tmp_path, count=1)
-    for path in tmp_path.rglob("*.png"):
-        path.write_bytes(b"x")
-    with pytest.raises(ValueError, match="none of its 6 images decodes"):
-        load(f"domains:{tmp_path}")
-
-
-def files(root: Path) -> list[Path]:
-    return sorted(root.rglob("*.png"))
-
-
-def test_the_number_of_processes_does_not_matter(tmp_path: Path, cache: Path) -> None:
-    write_domains(tmp_path, count=20)
-    draw = np.random.default_rng(1)
-    for path in files(tmp_path):
-        Image.fromarray(draw.integers(0, 256, (*draw.integers(5, 40, 2), 3), dtype=np.uint8)).save(path)
-    found = []
-    for processes in (1, 2, 3):
-        found.append(load_pictures(tmp_path, files(tmp_path), 16, processes))
-        (entry,) = (cache / "pictures").iterdir()
-        module.discard(entry)
-    assert not any(one.cached for one in found)
-    assert all(np.array_equal(found[0].pixels, one.pixels) for one in found)
-    assert len({one.checksum for one in found}) == 1
-
-
-def test_pictures_are_decoded_in_other_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_domains(tmp_path, count=20)
-
-    def stamped(data: bytes, size: int, where: str) -> np.ndarray:
-        return np.full((3, size, size), os.getpid() % 251, np.uint8)
-
-    monkeypatch.setattr(images, "decode_any", stamped)
-    marks = set(np.unique(load_pictures(tmp_path, files(tmp_path), 8, 2).pixels).tolist())
-    assert marks and os.getpid() % 251 not in marks
-
-
-def test_a_killed_process_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
-    write_domains(tmp_path, count=20)
-    monkeypatch.setattr(images, "decode_any", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
-    with pytest.raises(ValueError, match="a process that decodes its images was killed"):
-        load_pictures(tmp_path, files(tmp_path), 8, 2)
-    assert not list((cache / "pictures").iterdir()), "nothing is left"
-
-
-def test_the_cache_is_used_again(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_domains(tmp_path)
-    first = load_pictures(tmp_path, files(tmp_path), SIDE)
-    other = load_pictures(tmp_path, files(tmp_path), 2 * SIDE)
-    assert (first.cached, other.cached) == (False, False)
-    assert len(list((cache / "pictures").iterdir())) == 2
-    monkeypatch.setattr(images, "decode_any", None)
-    again = load_pictures(tmp_path, files(tmp_path), SIDE)
-    assert again.cached
-    assert isinstance(again.pixels, np.memmap)
-    assert np.array_equal(first.pixels, again.pixels)
-
-
-def test_a_changed_picture_is_decoded_again(tmp_path: Path) -> None:
-    one = load(f"domains:{write_domains(tmp_path)},size=12")
-    write_picture(tmp_path / "ink" / "cat" / "000.png", (250, 250, 250))
-    two = load(f"domains:{tmp_path},size=12")
-    assert shades(two)[0] == (250, 250, 250)
-    assert shades(two)[1:] == shades(one)[1:]
-    assert one.fingerprint != two.fingerprint
-
-
-@pytest.mark.parametrize("file", ["entry", "pixels.bin"])
-@pytest.mark.parametrize("damage", ["flip", "cut", "grow", "remove"])
-def test_a_damaged_cache_is_rebuilt(
-    file: str, damage: str, tmp_path: Path, cache: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    write_domains(tmp_path)
-    load(f"domains:{tmp_path},size=12")
-    (entry,) = (cache / "pictures").iterdir()
-    data = bytearray((entry / file).read_bytes())
-    data[len(data) // 2] ^= 1
-    if damage == "remove":
-        (entry / file).unlink()
-    else:
-        (entry / file).write_bytes({"flip": data, "cut": data[:-1], "grow": data + b"x"}[damage])
-    assert shades(load(f"domains:{tmp_path},size=12")) == expected(3, 2, 4)
-    assert ("are damaged" in caplog.text) == ((file, damage) != ("entry", "remove"))
-
-
-def test_a_cache_that_cannot_be_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    write_domains(tmp_path / "data", count=20)
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("FEDLESAM_CACHE", str(tmp_path / "file"))
-    assert shades(load_domains(f"domains:{tmp_path / 'data'},size=12", processes=2)) == expected(3, 2, 20)
-    assert "the images are kept in memory" in caplog.text
-
-
-def test_no_room_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_domains(tmp_path)
-    free = namedtuple("free", "free")(100)
-    monkeypatch.setattr(module.shutil, "disk_usage", lambda _: free)
-    monkeypatch.setattr(module.os, "sysconf", lambda _: 50)
-    with pytest.raises(ValueError, match=r"cannot write the cache .* too much for .* of RAM: .* limit= or size="):
-        load(f"domains:{tmp_path},size=12")
-
-
 def test_the_usual_normalisation(tmp_path: Path) -> None:
     data = load(f"domains:{write_domains(tmp_path)},size=12")
     x, y = data.shard(torch.tensor([9])).tensors()
@@ -433,7 +248,7 @@ def test_flip_mirrors_about_half() -> None:
 def test_leave_out(sizes: list[int], per_domain: int, choice: int, seed: int) -> None:
     of = np.random.default_rng(seed).permutation(np.repeat(np.arange(len(sizes)), sizes))
     domains, target = Domains(tuple(f"d{i}" for i in range(len(sizes))), of), choice % len(sizes)
-    make = lambda: splits.leave_out(domains, target, np.random.default_rng(seed), per_domain=per_domain)  # noqa: E731
+    make = lambda: _schemes.leave_out(domains, target, np.random.default_rng(seed), per_domain=per_domain)  # noqa: E731
     if any(size < per_domain for i, size in enumerate(sizes) if i != target):
         with pytest.raises(ValueError, match=f"{per_domain} clients are more than the"):
             make()
@@ -492,7 +307,7 @@ def test_splits_that_make_no_sense(spec: str, clients: int | None, message: str,
 
 def test_data_without_domains() -> None:
     with pytest.raises(ValueError, match=r"split leave-out:oil: digits has no domains; domains:PATH and pacs"):
-        make_split("leave-out:oil", load_digits(), None, 0)
+        make_split("leave-out:oil", load("digits"), None, 0)
 
 
 def test_a_saved_split_keeps_its_test(tmp_path: Path) -> None:

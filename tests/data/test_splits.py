@@ -1,320 +1,340 @@
-"""Every split ends, is what it says it is, and counts itself right."""
+"""Splits by the text a user types, and as files."""
 
-import re
-from collections import Counter
+import dataclasses
+import hashlib
+import json
+import pickle
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import assume, example, given, settings
+import torch
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
+from safetensors import safe_open
+from safetensors.torch import save_file
 
-from fedlesam.data import splits
-from fedlesam.data.splits import Split
+from fedlesam.data import load
+from fedlesam.data.dataset import DataSet
+from fedlesam.data.splits import Split, load_split, make_split, save_split, split
 
-Labels = NDArray[np.int64]
-BETAS = st.floats(-4, 4).map(lambda power: 10.0**power)
-SUPPLIES = st.lists(st.one_of(st.integers(0, 30), st.sampled_from([0, 1, 300])), min_size=1, max_size=8).filter(any)
-"""Samples of each class number: one class, missing numbers, very unequal ones."""
-
-
-def labels_of(supply: list[int], seed: int = 0) -> Labels:
-    return np.random.default_rng(seed).permutation(np.repeat(np.arange(len(supply)), supply))
-
-
-def draw(seed: int = 0) -> np.random.Generator:
-    return np.random.default_rng(seed)
-
-
-def check(split: Split, labels: Labels, clients: int, *, equal: bool, repeat: bool) -> None:
-    """What holds for every scheme, counted one by one."""
-    assert len(split.clients) == clients
-    assert split.samples == len(labels)
-    given_out: Counter[int] = Counter()
-    for part in split.clients:
-        assert part.dtype == np.int64
-        assert len(part) >= 1
-        given_out.update(part.tolist())
-    assert min(given_out) >= 0
-    assert max(given_out) < len(labels)
-    assert split.sizes.tolist() == [len(part) for part in split.clients]
-    assert split.dropped == sum(1 for i in range(len(labels)) if i not in given_out)
-    assert split.repeats == sum(times - 1 for times in given_out.values())
-    if equal:
-        assert len(set(split.sizes.tolist())) == 1
-    if not repeat:
-        assert split.repeats == 0
-        assert max(given_out.values()) == 1
+DIGITS = load("digits")
+SAMPLES = 1437
+DRAWN = [
+    "iid",
+    "dirichlet:0.1",
+    "dirichlet:1e4",
+    "dirichlet:0.3,repeat",
+    "dirichlet-by-class:0.5",
+    "pathological:3",
+    "pathological:2,repeat",
+]
 
 
-def refilled_only_when_used_up(split: Split, labels: Labels) -> bool:
-    """No sample of a class is given k + 1 times before all of its class were given k times, at every client's turn."""
-    times = np.zeros(len(labels), dtype=int)
-    for part in split.clients:
-        np.add.at(times, part, 1)
-        for c in np.unique(labels):
-            of_class = times[labels == c]
-            if of_class.max() - of_class.min() > 1:
-                return False
-    return True
+def parts(split: Split) -> list[list[int]]:
+    return [part.tolist() for part in split.clients]
 
 
-@given(supply=SUPPLIES, share=st.floats(0, 1), beta=BETAS, repeat=st.booleans(), seed=st.integers(0, 99))
-@example(supply=[300], share=1.0, beta=1e-4, repeat=False, seed=0)
-@example(supply=[1, 0, 300], share=1.0, beta=1e-4, repeat=False, seed=0)
-@example(supply=[300, 1, 1], share=0.0, beta=1e4, repeat=True, seed=0)
-@settings(max_examples=150)
-def test_dirichlet_has_equal_sizes(supply: list[int], share: float, beta: float, repeat: bool, seed: int) -> None:
-    labels = labels_of(supply)
-    clients = max(1, int(share * len(labels)))
-    split = splits.dirichlet(labels, clients, draw(seed), beta=beta, repeat=repeat)
-    check(split, labels, clients, equal=True, repeat=repeat)
-    assert split.sizes[0] == len(labels) // clients
-    assert split.drawn is not None
-    assert np.allclose(split.drawn.sum(1), 1)
-    assert (split.drawn[:, np.bincount(labels) == 0] == 0).all()
-    if repeat:
-        assert refilled_only_when_used_up(split, labels)
-    else:
-        assert split.dropped == len(labels) - clients * (len(labels) // clients)
+@pytest.mark.parametrize("spec", DRAWN)
+def test_a_seed_is_a_split(spec: str) -> None:
+    one, same, other = (make_split(spec, DIGITS, 20, seed) for seed in (4, 4, 5))
+    assert parts(one) == parts(same)
+    assert one.hash == same.hash
+    assert one.hash != other.hash
+    assert parts(one) != parts(other)
+    assert one.scheme == spec.replace("1e4", "10000")
+    assert len(one.clients) == 20
+    assert ("repeat" in spec) == (one.repeats > 0)
 
 
-@given(supply=SUPPLIES, share=st.floats(0, 1), beta=BETAS, seed=st.integers(0, 99))
-@example(supply=[300], share=1.0, beta=1e-4, seed=0)
-@example(supply=[1, 0, 300], share=1.0, beta=1e-4, seed=0)
-@settings(max_examples=150)
-def test_dirichlet_by_class_gives_everything_out(supply: list[int], share: float, beta: float, seed: int) -> None:
-    labels = labels_of(supply)
-    clients = max(1, int(share * len(labels)))
-    split = splits.dirichlet_by_class(labels, clients, draw(seed), beta=beta)
-    check(split, labels, clients, equal=False, repeat=False)
-    assert split.dropped == 0
-    assert split.deviation(labels) is None
+def test_the_number_after_the_colon_counts() -> None:
+    labels = DIGITS.train.y.numpy()
+    held = [
+        (make_split(spec, DIGITS, 20, 0).class_counts(labels, 10) > 0).sum(1).mean()
+        for spec in ("dirichlet:0.01", "dirichlet:100", "pathological:2", "pathological:7")
+    ]
+    assert held[0] < 5
+    assert held[1] > 9.5
+    assert held[2:] == [2, 7]
 
 
-@given(supply=SUPPLIES, clients=st.integers(1, 40), a=st.integers(1, 8), repeat=st.booleans(), seed=st.integers(0, 99))
-@example(supply=[6, 3, 3], clients=6, a=2, repeat=False, seed=0)
-@example(supply=[300, 1, 1], clients=10, a=2, repeat=False, seed=0)
-@settings(max_examples=300)
-def test_pathological_has_exactly_a_classes(supply: list[int], clients: int, a: int, repeat: bool, seed: int) -> None:
-    labels = labels_of(supply)
-    present = sum(n > 0 for n in supply)
-    assume(a <= present)
-    # Gale and Ryser: every client can have `a` different classes exactly when the classes have room for all of them
-    possible = sum(min(n, clients) for n in supply) >= a * clients
-    if not (repeat or possible):
-        with pytest.raises(ValueError, match=f"cannot serve {clients} clients") as refusal:
-            splits.pathological(labels, clients, draw(seed), a=a)
-        assert f"pathological:{a},repeat" in str(refusal.value)
-        most = int(re.search(r"at most (\d+) clients", str(refusal.value))[1])  # type: ignore[index]
-        assert 1 <= most < clients
-        assert splits.pathological(labels, most, draw(seed), a=a).dropped >= 0
-        with pytest.raises(ValueError, match="cannot serve"):
-            splits.pathological(labels, most + 1, draw(seed), a=a)
-        return
-    split = splits.pathological(labels, clients, draw(seed), a=a, repeat=repeat)
-    check(split, labels, clients, equal=True, repeat=repeat)
-    for part in split.clients:
-        held = Counter(labels[part].tolist())
-        assert len(held) == a
-        assert len(set(held.values())) == 1
-    if repeat:
-        assert refilled_only_when_used_up(split, labels)
-    assert split.deviation(labels) is None
-
-
-def test_pathological_uses_what_there_is() -> None:
-    labels = labels_of([100] * 10)
-    split = splits.pathological(labels, 20, draw(), a=3)
-    assert split.dropped <= 100, "balanced classes leave little over"
-
-
-@given(supply=SUPPLIES, share=st.floats(0, 1), seed=st.integers(0, 99))
-@settings(max_examples=50)
-def test_iid_has_equal_sizes(supply: list[int], share: float, seed: int) -> None:
-    labels = labels_of(supply)
-    clients = max(1, int(share * len(labels)))
-    split = splits.iid(labels, clients, draw(seed))
-    check(split, labels, clients, equal=True, repeat=False)
-    assert split.sizes[0] == len(labels) // clients
-    assert split.dropped == len(labels) % clients
-
-
-def test_iid_mixes_a_sorted_data_set() -> None:
-    labels = np.repeat(np.arange(10), 500)
-    counts = splits.iid(labels, 5, draw()).class_counts(labels, 10)
-    assert counts.min() > 60
-    assert counts.max() < 140, "100 of each class are expected, with a standard deviation of 9"
-
-
-@pytest.mark.parametrize("beta", [1e-4, 0.1, 1e4])
-@pytest.mark.parametrize("repeat", [False, True])
-def test_ten_thousand_clients_by_dirichlet(beta: float, repeat: bool) -> None:
-    labels = labels_of([5000, 3000, 0, 2000, 1000, 900, 99, 1])
-    split = splits.dirichlet(labels, 10_000, draw(), beta=beta, repeat=repeat)
-    check(split, labels, 10_000, equal=True, repeat=repeat)
-
-
-def test_ten_thousand_clients_by_the_other_schemes() -> None:
-    labels = labels_of([5000, 3000, 0, 2000, 1000, 900, 99, 1])
-    check(splits.iid(labels, 10_000, draw()), labels, 10_000, equal=True, repeat=False)
-    for beta in (1e-4, 1e4):
-        split = splits.dirichlet_by_class(labels, 10_000, draw(), beta=beta)
-        check(split, labels, 10_000, equal=False, repeat=False)
-    check(splits.pathological(labels, 10_000, draw(), a=1), labels, 10_000, equal=True, repeat=False)
-    check(splits.pathological(labels, 10_000, draw(), a=3, repeat=True), labels, 10_000, equal=True, repeat=True)
-    with pytest.raises(ValueError, match="cannot serve 10000 clients"):
-        splits.pathological(labels, 10_000, draw(), a=3)
-
-
-@given(seed=st.integers(0, 99), clients=st.integers(2, 12))
-@settings(max_examples=40)
-def test_proportions_yield_only_where_a_class_is_used_up(seed: int, clients: int) -> None:
-    """At a tiny beta every client wants one class: it gets nothing else as long as there is enough of it."""
-    labels = labels_of([120] * 4)
-    split = splits.dirichlet(labels, clients, draw(seed), beta=1e-4)
-    assert split.drawn is not None
-    assert split.drawn.max(1).min() > 0.999
-    favourite, size = split.drawn.argmax(1), len(labels) // clients
-    counts = split.class_counts(labels, 4)
-    for c in range(4):
-        wanting = np.flatnonzero(favourite == c)
-        if len(wanting) * size <= 110:  # some room for a stray sample of a client whose draw was not quite 0 elsewhere
-            assert (counts[wanting, c] == size).all()
-        elif len(wanting) * size >= 120:
-            assert counts[wanting, c].sum() >= 118, "used up by those who want it"
-
-
-@pytest.mark.parametrize("repeat", [False, True])
-def test_handed_out_proportions_are_the_drawn_ones(repeat: bool) -> None:
-    """Where the supply allows: at a large beta (equal classes, equal wishes), and always with repeats."""
-    labels = labels_of([2000] * 5)
-    split = splits.dirichlet(labels, 5, draw(3), beta=1e4 if not repeat else 0.5, repeat=repeat)
-    assert split.drawn is not None
-    wanted = split.drawn * 2000
-    noise = np.sqrt(wanted * (1 - split.drawn)) + 1
-    assert (np.abs(split.class_counts(labels, 5) - wanted) < 6 * noise).all()
-
-
-@given(supply=SUPPLIES, clients=st.integers(1, 9), beta=BETAS, repeat=st.booleans())
-@settings(max_examples=40)
-def test_deviation_counts_right(supply: list[int], clients: int, beta: float, repeat: bool) -> None:
-    labels = labels_of(supply)
-    assume(clients <= len(labels))
-    split = splits.dirichlet(labels, clients, draw(1), beta=beta, repeat=repeat)
-    assert split.drawn is not None
-    total = 0.0
-    for part, row in zip(split.clients, split.drawn, strict=True):
-        held = Counter(labels[part].tolist())
-        total += sum(abs(held[c] / len(part) - float(p)) for c, p in enumerate(row)) / 2
-    assert split.deviation(labels) == pytest.approx(total / clients, abs=1e-12)
-
-
-@pytest.mark.parametrize("beta", [0.05, 0.5, 5.0])
-def test_drawn_proportions_have_dirichlets_moments(beta: float) -> None:
-    """Mean 1 / C, variance (1 / C)(1 - 1 / C) / (C beta + 1)."""
-    classes, clients = 8, 4000
-    drawn = splits.dirichlet(labels_of([500] * classes), clients, draw(5), beta=beta).drawn
-    assert drawn is not None
-    variance = (1 / classes) * (1 - 1 / classes) / (classes * beta + 1)
-    assert np.abs(drawn.mean(0) - 1 / classes).max() < 5 * np.sqrt(variance / clients)
-    assert drawn.var(0).mean() == pytest.approx(variance, rel=0.08)
-
-
-def test_the_smaller_beta_the_fewer_classes_a_client_has() -> None:
-    labels = labels_of([400] * 10)
-    for scheme in (splits.dirichlet, splits.dirichlet_by_class):
-        held = [
-            float((scheme(labels, 40, draw(2), beta=beta).class_counts(labels, 10) > 0).sum(1).mean())
-            for beta in (0.01, 0.1, 1.0, 100.0)
-        ]
-        assert held == sorted(held)
-        assert held[0] < 4
-        assert held[-1] > 9.9
-
-
-def test_dirichlet_by_class_divides_each_class_by_its_own_draw() -> None:
-    labels = labels_of([1000] * 4)
-    even = splits.dirichlet_by_class(labels, 5, draw(), beta=1e4).class_counts(labels, 4)
-    assert even.min() > 130
-    assert even.max() < 270, "200 of each are expected"
-    skewed = splits.dirichlet_by_class(labels, 5, draw(), beta=1e-3).class_counts(labels, 4)
-    assert (skewed.max(0) > 990).all(), "each class with one client"
-    assert len(set(skewed.argmax(0))) > 1, "and not all with the same one"
-
-
-def test_class_counts_count() -> None:
-    labels = np.array([0, 2, 2, 1])
-    split = Split("x", [np.array([0, 1]), np.array([1, 2, 3])], 4)
-    assert split.class_counts(labels, 4).tolist() == [[1, 0, 1, 0], [0, 1, 2, 0]]
-    assert (split.repeats, split.dropped) == (1, 0)
-    assert Split("x", [np.array([3, 3])], 4).repeats == 1
-    assert Split("x", [np.array([3, 3])], 4).dropped == 3
-
-
-def test_hash_tells_splits_apart() -> None:
-    parts = [np.array([0, 1]), np.array([2])]
-    same = [part.astype(np.int32) for part in parts]
-    others = [[np.array([0]), np.array([1, 2])], [np.array([1, 0]), np.array([2])], [np.array([0, 1, 2])]]
-    ours = Split("x", parts, 3).hash
-    assert Split("y", same, 3).hash == ours
-    assert len({ours, *(Split("x", other, 3).hash for other in others)}) == 4
-
-
-@pytest.mark.parametrize("scheme", [splits.iid, splits.dirichlet, splits.dirichlet_by_class])
-def test_more_clients_than_samples_are_refused(scheme: object) -> None:
-    options = {} if scheme is splits.iid else {"beta": 1.0}
-    with pytest.raises(ValueError, match="11 clients are more than the 10 training samples"):
-        scheme(labels_of([5, 5]), 11, draw(), **options)  # type: ignore[operator]
-
-
-def test_more_classes_than_there_are_is_refused() -> None:
-    with pytest.raises(ValueError, match="pathological:4 gives every client 4 classes, but the data set has only 3"):
-        splits.pathological(labels_of([9, 0, 9, 9]), 2, draw(), a=4)
-    with pytest.raises(ValueError, match="only 3"):
-        splits.pathological(labels_of([9, 0, 9, 9]), 2, draw(), a=4, repeat=True)
-
-
-def test_pooled_is_one_client_with_everything() -> None:
-    labels = labels_of([3, 4])
-    split = splits.pooled(labels, 1, draw())
-    assert [part.tolist() for part in split.clients] == [list(range(7))]
-    with pytest.raises(ValueError, match="pooled has 1 client, got 3"):
-        splits.pooled(labels, 3, draw())
-
-
-def test_owners_in_their_order() -> None:
-    split = splits.by_owner(["b", "a", "b", "c"], "x")
-    assert [part.tolist() for part in split.clients] == [[1], [0, 2], [3]]
-    assert [part.tolist() for part in splits.by_owner([10, 9, 10], "x").clients] == [[1], [0, 2]]
+def test_pooled_needs_no_number() -> None:
+    assert parts(make_split("pooled", DIGITS, None, 0)) == [list(range(SAMPLES))]
+    assert parts(make_split("pooled", DIGITS, 1, 0)) == [list(range(SAMPLES))]
 
 
 @pytest.mark.parametrize(
-    ("returned", "message"),
+    ("spec", "clients", "message"),
     [
-        ([], "returned no clients"),
-        ([[0], []], "client 1 has no samples"),
-        ([[0], [1, 10]], "client 1 has sample 10, outside 0 to 9"),
-        ([[0, -2, 3]], "client 0 has sample -2, outside 0 to 9"),
-        ([[0.5]], "client 0 must have whole sample numbers, got float64"),
-        ([np.ones(10, dtype=bool)], "client 0 must have whole sample numbers, got bool"),
-        (None, "must return a list of sample numbers per client, got None"),
+        ("dirichlet:0", 5, "dirichlet:0: the number after the colon must be above 0, got 0"),
+        ("dirichlet:-1", 5, "dirichlet:-1: the number after the colon must be above 0, got -1"),
+        ("dirichlet:nan", 5, "must be above 0, got nan"),
+        ("dirichlet:inf", 5, "got inf"),
+        ("dirichlet:x", 5, "dirichlet:x: expected a number after the colon, e.g. dirichlet:1"),
+        ("dirichlet", 5, "expected a number after the colon"),
+        ("dirichlet:", 5, "expected a number after the colon"),
+        ("dirichlet:0.1,again", 5, "after the comma only `repeat` is known, got 'again'"),
+        ("dirichlet-by-class:0", 5, "must be above 0"),
+        ("dirichlet-by-class:1,repeat", 5, "unknown split 'dirichlet-by-class:1,repeat'"),
+        ("pathological:2.5", 5, "pathological takes a whole number of classes"),
+        ("pathological:0", 5, "must be above 0"),
+        ("pathological:11", 5, "gives every client 11 classes, but the data set has only 10"),
+        (
+            "pathological:3",
+            500,
+            "pathological:3 cannot serve 500 clients .* at most 4.. clients.*pathological:3,repeat",
+        ),
+        ("iid", 1438, "1438 clients are more than the 1437 training samples"),
+        ("dirichlet:0.1", 1438, "1438 clients are more than the 1437"),
+        ("dirichlet-by-class:0.1", 1438, "1438 clients are more than the 1437"),
+        ("iid", 0, "split iid: the number of clients must be at least 1, got 0"),
+        ("iid", None, "split iid: the number of clients must be at least 1, got None"),
+        ("pooled", 3, "pooled has 1 client, got 3"),
+        ("dirichlt:0.1", 5, r"unknown split 'dirichlt:0.1': did you mean 'dirichlet:B\[,repeat\]'"),
+        ("pathologicl:2", 5, "did you mean 'pathological:A"),
+        ("idd", 5, "unknown split 'idd': did you mean 'iid'"),
+        ("iid:3", 5, "unknown split 'iid:3': did you mean 'iid'"),
+        ("poled", 5, "did you mean 'pooled'"),
+        ("", 5, "unknown split ''"),
+        ("no_such_module:f", 5, "split 'no_such_module:f': cannot import 'no_such_module'"),
+        ("math:nothing", 5, "module 'math' has no 'nothing'"),
+        ("math:pi", 5, "split math:pi: expected a callable"),
+        ("by:/no/such/file", None, "split by:/no/such/file: cannot read the client ids"),
+        ("file:/no/such/file", None, "split file:/no/such/file: cannot be read as a saved split.*`fedlesam split`"),
     ],
 )
-def test_a_users_split_is_checked(returned: object, message: str) -> None:
-    with pytest.raises(ValueError, match=f"split m:f: {message}"):
-        splits.own(labels_of([5, 5]), 2, 0, lambda labels, clients, seed: returned, "m:f")  # type: ignore[arg-type, return-value]
+def test_bad_names_are_refused(spec: str, clients: int | None, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make_split(spec, DIGITS, clients, 0)
 
 
-def test_a_users_split_gets_labels_clients_and_seed() -> None:
-    seen = []
+def test_your_own_from_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "split_of_mine.py").write_text(
+        "import numpy as np\n"
+        "def thirds(labels, clients, seed):\n"
+        "    return np.array_split(np.arange(len(labels)), clients + seed)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    split = make_split("split_of_mine:thirds", DIGITS, 2, seed=1)
+    assert split.sizes.tolist() == [479, 479, 479]
+    assert split.scheme == "split_of_mine:thirds"
 
-    def mine(labels: Labels, clients: int, seed: int) -> list[list[int]]:
-        seen.append((labels.tolist(), clients, seed))
-        return [[0, 1], [1]]
 
-    split = splits.own(np.array([1, 0]), 2, 5, mine, "m:f")  # type: ignore[arg-type]
-    assert seen == [([1, 0], 2, 5)]
-    assert (split.scheme, split.repeats, [part.tolist() for part in split.clients]) == ("m:f", 1, [[0, 1], [1]])
-    with pytest.raises(ValueError, match="split m:x: expected a callable"):
-        splits.own(np.array([1, 0]), 2, 5, 3, "m:x")  # type: ignore[arg-type]
+def ids() -> list[int]:
+    return [(i * 7) % 12 - 2 for i in range(SAMPLES)]
+
+
+@pytest.mark.parametrize("kind", ["txt", "csv", "npy", "blank lines"])
+def test_natural_partitions(tmp_path: Path, kind: str) -> None:
+    owners = ids()
+    if kind == "npy":
+        path = tmp_path / "ids.npy"
+        np.save(path, np.array(owners))
+    elif kind == "csv":
+        path = tmp_path / "ids.csv"
+        path.write_text("".join(f'{i},"a, b",{owner}\n' for i, owner in enumerate(owners)))
+    else:
+        path = tmp_path / "ids"
+        path.write_text(("\n\n" if kind == "blank lines" else "\n").join(map(str, owners)))
+    split = make_split(f"by:{path}", DIGITS, None, 0)
+    expected = [[i for i in range(SAMPLES) if owners[i] == owner] for owner in range(-2, 10)]
+    assert parts(split) == expected, "numbers are sorted as numbers: 9 comes before 10, -2 before -1"
+    assert (split.repeats, split.dropped) == (0, 0)
+    assert parts(make_split(f"by:{path}", DIGITS, 12, 0)) == expected
+    with pytest.raises(ValueError, match="has 12 clients, not 11"):
+        make_split(f"by:{path}", DIGITS, 11, 0)
+
+
+def test_owners_may_have_any_names(tmp_path: Path) -> None:
+    path = tmp_path / "names.txt"
+    path.write_text("\n".join(["Ny, Bo", "Ny, Al", "--5"][i % 3] for i in range(SAMPLES)), encoding="utf-8")
+    split = make_split(f"by:{path}", DIGITS, None, 0)
+    assert [part[0] for part in parts(split)] == [2, 1, 0], "a line is a name, commas and all, in the sorted order"
+
+
+@pytest.mark.parametrize("count", [0, SAMPLES - 1, SAMPLES + 1])
+def test_as_many_owners_as_samples(tmp_path: Path, count: int) -> None:
+    path = tmp_path / "ids.txt"
+    path.write_text("".join(f"{i % 5}\n" for i in range(count)))
+    with pytest.raises(ValueError, match=f"has {count} client ids, the training set has 1437 samples"):
+        make_split(f"by:{path}", DIGITS, None, 0)
+
+
+class Touch:
+    """An object whose unpickling leaves a mark."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return exec, (f"open({str(self.mark)!r}, 'w').close()",)
+
+
+def test_a_pickled_npy_is_refused_unopened(tmp_path: Path) -> None:
+    mark, path = tmp_path / "mark", tmp_path / "ids.npy"
+    np.save(path, np.array([Touch(mark)] * SAMPLES, dtype=object), allow_pickle=True)
+    with pytest.raises(ValueError, match="cannot read the client ids"):
+        make_split(f"by:{path}", DIGITS, None, 0)
+    assert not mark.exists()
+    pickle.loads(pickle.dumps(Touch(mark)))
+    assert mark.exists(), "the object would have left its mark"
+
+
+@pytest.mark.parametrize("content", [b"", b"\x93NUMPY\x01\x00", b"PK\x03\x04zip", b"1\n2\n"])
+def test_a_damaged_npy_is_refused(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "ids.npy"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=f"split by:{path}: cannot read the client ids"):
+        make_split(f"by:{path}", DIGITS, None, 0)
+
+
+def test_text_that_is_none(tmp_path: Path) -> None:
+    path = tmp_path / "ids.txt"
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ValueError, match="cannot read the client ids"):
+        make_split(f"by:{path}", DIGITS, None, 0)
+
+
+@pytest.mark.parametrize("spec", DRAWN)
+def test_file_round_trip(tmp_path: Path, spec: str) -> None:
+    split, path = make_split(spec, DIGITS, 9, 2), tmp_path / "new folder" / "split"
+    save_split(split, DIGITS, path)
+    assert [p.name for p in path.parent.iterdir()] == ["split"], "nothing half-written is left"
+    back = make_split(f"file:{path}", DIGITS, None, seed=77)
+    assert parts(back) == parts(split)
+    assert back.hash == split.hash
+    assert (back.samples, back.repeats, back.dropped) == (split.samples, split.repeats, split.dropped)
+    assert parts(make_split(f"file:{path}", DIGITS, 9, 0)) == parts(split)
+    with pytest.raises(ValueError, match="has 9 clients, not 8"):
+        make_split(f"file:{path}", DIGITS, 8, 0)
+
+
+def test_the_file_says_what_it_is(tmp_path: Path) -> None:
+    split, path = make_split("pathological:2", DIGITS, 7, 0), tmp_path / "split"
+    save_split(split, DIGITS, path)
+    with safe_open(path, framework="np") as file:
+        about = json.loads(file.metadata()["split"])
+        counts, sizes, indices = (file.get_tensor(name) for name in ("class_counts", "sizes", "indices"))
+    assert about["scheme"] == "pathological:2"
+    assert about["data"] == "digits"
+    content = np.array([len(p) for p in split.clients], "<i8").tobytes() + indices.astype("<i8").tobytes()
+    assert about["hash"] == hashlib.sha256(content).hexdigest()
+    assert sizes.tolist() == split.sizes.tolist()
+    labels = DIGITS.train.y.numpy()
+    assert counts.tolist() == [[int((labels[p] == c).sum()) for c in range(10)] for p in split.clients]
+
+
+def test_another_data_sets_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "split"
+    other: DataSet = dataclasses.replace(DIGITS, name="others", fingerprint="something else")
+    save_split(make_split("iid", other, 5, 0), other, path)
+    with pytest.raises(ValueError, match=f"split file:{path}: divides the data set 'others', not .*'digits'"):
+        load_split(path, DIGITS)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Split, bytes]:
+    path = tmp_path_factory.mktemp("saved") / "split"
+    split = make_split("dirichlet:0.1", DIGITS, 6, 0)
+    save_split(split, DIGITS, path)
+    return split, path.read_bytes()
+
+
+@given(at=st.floats(0, 0.9999), flip=st.integers(1, 255))
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_changed_byte_never_gives_another_split(
+    tmp_path: Path, saved: tuple[Split, bytes], at: float, flip: int
+) -> None:
+    split, content = saved
+    damaged = bytearray(content)
+    damaged[int(at * len(content))] ^= flip
+    path = tmp_path / "split"
+    path.write_bytes(damaged)
+    try:
+        back = load_split(path, DIGITS)
+    except ValueError as error:
+        assert f"file:{path}" in str(error)
+    else:
+        assert parts(back) == parts(split)
+
+
+def test_a_changed_sample_is_noticed(tmp_path: Path, saved: tuple[Split, bytes]) -> None:
+    split, content = saved
+    first = split.clients[0].astype("<i8").tobytes()
+    at = content.index(first)
+    damaged = bytearray(content)
+    damaged[at] ^= 1
+    (tmp_path / "split").write_bytes(damaged)
+    with pytest.raises(ValueError, match="is damaged, its checksum does not match"):
+        load_split(tmp_path / "split", DIGITS)
+
+
+@pytest.mark.parametrize("left", [0, 4, 8, 100, 500, -100, -8, -1])
+def test_a_truncated_file_is_refused(tmp_path: Path, saved: tuple[Split, bytes], left: int) -> None:
+    path = tmp_path / "split"
+    path.write_bytes(saved[1][:left])
+    with pytest.raises(ValueError, match="cannot be read as a saved split"):
+        load_split(path, DIGITS)
+
+
+def test_files_that_are_no_splits(tmp_path: Path) -> None:
+    path = tmp_path / "split"
+    path.write_text("0\n1\n" * 100)
+    with pytest.raises(ValueError, match="cannot be read as a saved split"):
+        load_split(path, DIGITS)
+    save_file({"fc.weight": torch.ones(3)}, path)
+    with pytest.raises(ValueError, match="cannot be read as a saved split"):
+        load_split(path, DIGITS)
+    save_file({"sizes": torch.tensor([1]), "indices": torch.tensor([0])}, path)
+    with pytest.raises(ValueError, match="is not a saved split"):
+        load_split(path, DIGITS)
+    with pytest.raises(ValueError, match="cannot be read as a saved split"):
+        load_split(tmp_path, DIGITS)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "indices", "message"),
+    [
+        ([2], [0], "is not a saved split"),
+        ([], [], "is not a saved split"),
+        ([[1]], [0], "is not a saved split"),
+        ([1, 0], [0], "outside 0 to 1436 or an empty client"),
+        ([2], [0, SAMPLES], "outside 0 to 1436"),
+        ([2], [0, -1], "outside 0 to 1436"),
+        ([1.0, 1.0], [0, 1], "is not a saved split"),
+        ([2], [0.0, 1.0], "is not a saved split"),
+    ],
+)
+def test_contents_that_make_no_sense(tmp_path: Path, sizes: list[int], indices: list[int], message: str) -> None:
+    about = {"scheme": "x", "data": "digits", "fingerprint": DIGITS.fingerprint, "hash": "?"}
+    dtypes = [
+        torch.float64 if any(isinstance(v, float) for v in values) else torch.int64 for values in (sizes, indices)
+    ]
+    tensors = {
+        "sizes": torch.tensor(sizes, dtype=dtypes[0]),
+        "indices": torch.tensor(indices, dtype=dtypes[1]),
+    }
+    save_file(tensors, tmp_path / "split", metadata={"split": json.dumps(about)})
+    with pytest.raises(ValueError, match=message):
+        load_split(tmp_path / "split", DIGITS)
+
+
+def test_a_split_of_labels_alone() -> None:
+    made = split("dirichlet:0.3", [0, 1, 2] * 20, clients=6, seed=1)
+    assert len(made) == 6
+    assert [part.tolist() for part in made] == parts(made)
+    assert sorted(i for part in made for i in part.tolist()) == list(range(60))
+
+
+@pytest.mark.parametrize("labels", [[0.5, 1.0], [[0, 1]], [], [-1, 0], ["a"]])
+def test_labels_that_are_none(labels: list[object]) -> None:
+    with pytest.raises(ValueError, match="split iid: labels must be whole class numbers from 0"):
+        split("iid", labels, clients=1)
+
+
+@pytest.mark.parametrize("spec", ["leave-out:oil", "file:x"])
+def test_schemes_that_need_more_than_labels(spec: str) -> None:
+    with pytest.raises(ValueError, match="needs the data set, not only its labels"):
+        split(spec, [0, 1])

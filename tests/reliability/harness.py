@@ -35,7 +35,7 @@ from fedlesam import config as configs
 from fedlesam.build import load_data
 from fedlesam.checkpoint import Checkpoints
 from fedlesam.config import RunConfig
-from fedlesam.data import split_names
+from fedlesam.data import splits
 from fedlesam.data.dataset import DataSet
 from fedlesam.interrupt import Halt
 from fedlesam.runs import RunFolder
@@ -324,7 +324,7 @@ class Instrument:
                 self.hold(path.stat().st_ino, str(path))
         for name in REAL:
             setattr(os, name, functools.partial(getattr(self, f"_{name}", None) or self._plain, name))
-        for module in (safetensors.torch, split_names):
+        for module in (safetensors.torch, splits):
             module.save_file = self._save_file
         pathlib.Path.write_text = lambda path, *args, **kwargs: self._write_text(path, *args, **kwargs)  # type: ignore[method-assign,assignment]
         runner.versions = lambda: {"versions": "are not what is tested"}

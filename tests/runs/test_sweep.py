@@ -61,7 +61,7 @@ def test_what_fails_is_noted_and_tried_again(tmp_path: Path, monkeypatch: pytest
     assert [event.what for event in events if event.what != "round"] == ["failed", "finished"], "the others go on"
     noted = json.loads((tmp_path / "s" / "failed.json").read_text())
     assert [about["why"] for about in noted.values()] == ["the disk is away"]
-    (tmp_path / "broken.py").write_text("from fedlesam.data.digits import load_digits as data\n")
+    (tmp_path / "broken.py").write_text("from fedlesam.data import load\ndef data():\n    return load('digits')\n")
     assert [event.what for event in do(tmp_path / "s", tiny(data="broken:data"))][-1] == "finished"
     assert json.loads((tmp_path / "s" / "failed.json").read_text()) == {}
 
@@ -70,7 +70,7 @@ def test_a_job_that_dies_fails_its_run_only(tmp_path: Path, monkeypatch: pytest.
     """The next run gets a new process; what it prints is not taken for a report."""
     (tmp_path / "deadly.py").write_text("import os\ndef data():\n    os._exit(9)\n")
     (tmp_path / "loud.py").write_text(
-        "from fedlesam.data.digits import load_digits\ndef data():\n    print('{hello')\n    return load_digits()\n"
+        "from fedlesam.data import load\ndef data():\n    print('{hello')\n    return load('digits')\n"
     )
     monkeypatch.chdir(tmp_path)  # where module:callable is looked up
     events = do(tmp_path / "s", tiny(data="deadly:data"), tiny(data="loud:data"))

@@ -26,7 +26,7 @@ def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *a
 POISON = """
 import torch
 from fedlesam.data.dataset import DataSet, Images
-from fedlesam.data.digits import load_digits
+from fedlesam.data import load
 
 class Untouchable(Images):
     armed = False
@@ -36,13 +36,13 @@ class Untouchable(Images):
         return super().__getattribute__(name)
 
 def poisoned():
-    from fedlesam.data import parts
-    digits = load_digits()
-    real = parts.select
+    from fedlesam.data import dataset
+    digits = load("digits")
+    real = dataset.select
     def select(*arguments):  # the loader's own checks are over; from here on nobody may look
         Untouchable.armed = True
         return real(*arguments)
-    parts.select = select
+    dataset.select = select
     return DataSet("poisoned", digits.train, Untouchable(digits.test.x, digits.test.y), digits.classes, digits.mean,
                    digits.std, digits.scale, fingerprint="poisoned")
 """

@@ -9,7 +9,7 @@ from torch import nn
 
 from fedlesam.data import catalogue
 from fedlesam.data.dataset import DataSet, Shard
-from fedlesam.data.split_names import make_split
+from fedlesam.data.splits import make_split
 from fedlesam.local import LocalTraining
 from fedlesam.models.catalogue import make_model
 

@@ -8,10 +8,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from fedlesam.data.domain_sets import DomainSet, Request, plain
-from fedlesam.data.find import DEFAULT_DIR
+from fedlesam.data._files import Labels, read_bytes
+from fedlesam.data.catalogue import DEFAULT_DIR, DomainSet, Request, plain
 from fedlesam.data.formats import folders
-from fedlesam.data.source import Labels, read_bytes
 
 log = logging.getLogger(__name__)
 

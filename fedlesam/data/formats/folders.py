@@ -5,9 +5,9 @@ from pathlib import Path
 
 import numpy as np
 
+from fedlesam.data._files import Arrays, Labels, Pixels, Source, check_all_classes, read_bytes
+from fedlesam.data.catalogue import Official
 from fedlesam.data.formats import images
-from fedlesam.data.official import Official
-from fedlesam.data.source import Arrays, Labels, Pixels, Source, check_all_classes, read_bytes
 
 Listing = dict[str, list[Path]]
 """class -> its images, both in the order of their names"""

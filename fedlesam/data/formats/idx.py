@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedlesam.data.archive import plain_bytes
-from fedlesam.data.official import OFFICIAL, Official
-from fedlesam.data.source import Arrays, Source, check_all_classes, check_labels
+from fedlesam.data._files import Arrays, Source, check_all_classes, check_labels, plain_bytes
+from fedlesam.data.catalogue import OFFICIAL, Official
 
 BYTES = 8
 """The code for unsigned bytes, the only element type of these files."""

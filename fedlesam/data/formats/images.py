@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image, ImageOps
 
-from fedlesam.data.source import Pixels
+from fedlesam.data._files import Pixels
 
 FORMATS = ("PNG", "JPEG", "BMP", "WEBP", "GIF", "PPM", "TIFF")
 SUFFIXES = (".png", ".jpg", ".jpeg", ".jpe", ".bmp", ".webp", ".gif", ".ppm", ".pgm", ".tif", ".tiff")

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from fedlesam.data._files import Arrays, Labels, Pixels, Source, check_all_classes, check_labels, read_bytes
+from fedlesam.data.catalogue import Official, fetch_hint
 from fedlesam.data.formats import images
-from fedlesam.data.official import Official, fetch_hint
-from fedlesam.data.source import Arrays, Labels, Pixels, Source, check_all_classes, check_labels, read_bytes
 
 IMAGE_COLUMNS = ("img", "image")
 SHARD = re.compile(r".*-(\d+)-of-(\d+)\.parquet")

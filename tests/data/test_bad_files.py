@@ -28,9 +28,8 @@ from data_files import (
 )
 from PIL import Image
 
-from fedlesam.data import archive
-from fedlesam.data.catalogue import load
-from fedlesam.data.unpickle import safe_loads
+from fedlesam.data import _files, load
+from fedlesam.data.formats._pickle import safe_loads
 
 MADE = images("cifar10")
 BATCHES = "cifar-10-batches-py"
@@ -104,19 +103,19 @@ def test_archive_too_large(tmp_path: Path) -> None:
     path = tmp_path / "x.tar.gz"
     path.write_bytes(gzip.compress(bytes(2_000_000)))
     with pytest.raises(ValueError, match="unpacks to more than 1,000,000"):
-        archive.tar_members(path, {"x"}, limit=1_000_000)
+        _files.tar_members(path, {"x"}, limit=1_000_000)
     member = tarfile.TarInfo("x")
     member.size = 2**40
     path.write_bytes(member.tobuf())
     with pytest.raises(ValueError, match="claims 1,099,511,627,776 bytes"):
-        archive.tar_members(path, {"x"})
+        _files.tar_members(path, {"x"})
 
 
 def test_archive_with_a_member_twice(tmp_path: Path) -> None:
     path = tmp_path / "x.tar"
     path.write_bytes(tar({"a/x": b"1", "b/x": b"2"}, "w"))
     with pytest.raises(ValueError, match="'x' twice"):
-        archive.tar_members(path, {"x"})
+        _files.tar_members(path, {"x"})
 
 
 class Bomb:
@@ -154,16 +153,21 @@ def test_foreign_class_is_not_run(protocol: int, tmp_path: Path) -> None:
         b"\x80\x05\x96" + struct.pack("<Q", 2**62) + b".",
         b"\x80\x02}r\xff\xff\xff\xff.junk",
         b"}(I1\ntI1\ns.",
+        b"}" + b")" + b"\x85" * 300_000 + b"I1\ns.",
+        b"\x80\x04\x8f(" + b")" + b"\x85" * 300_000 + b"\x90.",
+        b"\x80\x02cnumpy\ndtype\n)\x81.",
+        b"\x80\x02cnumpy\nload\n(S'x'\ntR.",
+        b"]c_codecs\nencode\nb.",
         b"}.}",
         b"I1\n.",
         b"",
     ],
 )
 def test_programs_that_are_not_data(program: bytes) -> None:
-    before = dict(vars(sys.modules["fedlesam.data.unpickle"]))
+    before = dict(vars(sys.modules["fedlesam.data.formats._pickle"]))
     with pytest.raises(ValueError, match=r"^here: "):
         safe_loads(program, "here")
-    assert vars(sys.modules["fedlesam.data.unpickle"]) == before
+    assert vars(sys.modules["fedlesam.data.formats._pickle"]) == before
 
 
 def _swap(**changes: Any) -> Callable[[Any], bytes]:

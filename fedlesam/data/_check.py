@@ -6,15 +6,12 @@ from pathlib import Path
 
 import numpy as np
 
-from fedlesam.data.archive import plain_bytes
-from fedlesam.data.catalogue import EMBEDDED, from_source, is_own, load, source_of
+from fedlesam.data._files import file_digest, files_digest, plain_bytes
+from fedlesam.data._load import from_listed, from_source, source_of
+from fedlesam.data.catalogue import EMBEDDED, OFFICIAL, Official, is_domains, is_own, load, parse_domains
 from fedlesam.data.dataset import DataSet, Domains
-from fedlesam.data.domain_sets import is_domains, parse
-from fedlesam.data.domains import from_listed
-from fedlesam.data.find import alternatives
 from fedlesam.data.formats import domains
-from fedlesam.data.official import OFFICIAL, Official
-from fedlesam.data.source import Source, file_digest, files_digest
+from fedlesam.data.formats.find import alternatives
 
 SHOWN = 8
 """Files and classes in the text; the fields have them all."""
@@ -22,27 +19,43 @@ SHOWN = 8
 
 @dataclass(frozen=True)
 class FoundFile:
+    """A file of a data set.
+
+    Attributes:
+        path: Where it is.
+        size: In bytes.
+        official: Whether its checksum is its publishers'; None where they give none for this form.
+    """
+
     path: Path
     size: int
     official: bool | None
-    """Whether its checksum is its publishers'; None where they give none for this form."""
 
 
 @dataclass(frozen=True)
 class Check:
+    """What was found.
+
+    Attributes:
+        data: The data set, loaded.
+        form: How it is stored, e.g. "binary archive".
+        files: The files that were read.
+        passed_over: Other forms that are there too.
+        source: Hash of the files; "" where there are none.
+        train_counts: Training images per class.
+        test_counts: Test images per class.
+    """
+
     data: DataSet
     form: str
     files: tuple[FoundFile, ...]
     passed_over: tuple[str, ...]
-    """Other forms that are there too."""
     source: str
-    """Hash of the files; "" where there are none."""
     train_counts: tuple[int, ...]
-    """Images per class."""
     test_counts: tuple[int, ...]
 
     def lines(self) -> list[str]:
-        """For a terminal."""
+        """The findings as lines of text."""
         channels, height, width = self.data.shape
         parts = self.data.domains
         images = f"{len(self.data.train):,} training and {len(self.data.test):,} test images"
@@ -72,17 +85,24 @@ class Check:
 
 
 def check(name: str, data_dir: Path | None = None) -> Check:
-    """Load a data set and say what it is."""
+    """Load a data set and report what was found.
+
+    Args:
+        name: As for `load`.
+        data_dir: As for `load`.
+
+    Raises:
+        ValueError: The data set is not there or damaged.
+    """
     if name in EMBEDDED or is_own(name):
         return _report(load(name), "embedded" if name in EMBEDDED else "python callable", (), "", ())
     if is_domains(name):
-        listed = domains.find(parse(name), data_dir)
-        data = from_listed(name, listed, parse(name).size)
+        request = parse_domains(name)
+        listed = domains.find(request, data_dir)
+        data = from_listed(name, listed, request.size)
         return _report(data, listed.form, listed.files, files_digest(listed.root, listed.files), ())
     source = source_of(name, data_dir)
-    others: list[Source] = []
-    if name in OFFICIAL:
-        others = alternatives(OFFICIAL[name], data_dir)[1:]
+    others = alternatives(OFFICIAL[name], data_dir)[1:] if name in OFFICIAL else []
     where = tuple(f"{other.form} in {other.root}" for other in others)
     return _report(from_source(name, source), source.form, source.files, source.digest(), where)
 

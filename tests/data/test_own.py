@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from fedlesam.data.catalogue import load
-from fedlesam.data.check import check
+from fedlesam.data import load
+from fedlesam.data._check import check
 from fedlesam.data.dataset import DataSet, Images
 
 X = torch.randint(0, 256, (20, 3, 6, 6), dtype=torch.uint8)

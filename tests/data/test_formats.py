@@ -1,6 +1,8 @@
 """Every form of a data set loads to the same arrays."""
 
 import pickle
+import subprocess
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,19 +25,19 @@ from data_files import (
     write_python,
 )
 
+from fedlesam.data import NAMES, load
+from fedlesam.data._check import check
 from fedlesam.data.augment import flip_and_crop
-from fedlesam.data.catalogue import NAMES, load
-from fedlesam.data.check import check
 from fedlesam.data.dataset import DataSet
-from fedlesam.data.find import PACKAGED
+from fedlesam.data.formats.find import PACKAGED
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
 
 FORMS = {
-    "python archive": partial(write_python, packed=True),
-    "python archive, extracted": partial(write_python, packed=False),
     "binary archive": partial(write_binary, packed=True),
     "binary archive, extracted": partial(write_binary, packed=False),
+    "python archive": partial(write_python, packed=True),
+    "python archive, extracted": partial(write_python, packed=False),
     "parquet": write_parquet,
     "class folders": write_folders,
 }
@@ -71,7 +73,7 @@ def test_preference_and_what_was_passed_over(tmp_path: Path) -> None:
         assert found.form == form
         assert same(found.data, one)
     assert [text.split(" in ")[0] for text in found.passed_over] == list(FORMS)[1:]
-    assert any("python archive (also there: python archive, extracted" in line for line in found.lines())
+    assert any("binary archive (also there: binary archive, extracted" in line for line in found.lines())
 
 
 def test_incomplete_form_gives_way_to_a_complete_one(tmp_path: Path) -> None:
@@ -205,3 +207,10 @@ def test_fashion_mnist_of_debian() -> None:
     assert all(file.official for file in found.files)
     with pytest.raises(ValueError, match="this is fashion-mnist, not mnist"):
         load("mnist", PACKAGED / "fashion-mnist")
+
+
+def test_names_are_cheap() -> None:
+    """The list of names does not wait for torch."""
+    program = "import sys, fedlesam.data.catalogue; print('torch' in sys.modules or 'numpy' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"

@@ -25,14 +25,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedlesam.data import catalogue
-from fedlesam.data.archive import plain_bytes, tar_members
+from fedlesam.data._files import plain_bytes, tar_members
+from fedlesam.data.catalogue import OFFICIAL
 from fedlesam.data.dataset import DataSet, Images
 from fedlesam.data.formats import images as pictures
+from fedlesam.data.formats._pickle import safe_loads
 from fedlesam.data.formats.cifar import _pickled, _records
 from fedlesam.data.formats.idx import parse
-from fedlesam.data.official import OFFICIAL
-from fedlesam.data.split_names import make_split, save_split
-from fedlesam.data.unpickle import safe_loads
+from fedlesam.data.splits import make_split, save_split
 
 CIFAR = OFFICIAL["cifar10"]
 MADE = images("cifar10")

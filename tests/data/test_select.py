@@ -7,14 +7,13 @@ from hypothesis import strategies as st
 
 from fedlesam.build import load_data
 from fedlesam.config import RunConfig
-from fedlesam.data import parts
-from fedlesam.data.digits import load_digits
+from fedlesam.data import dataset, load
 
 
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=60), st.data())
 def test_every_beginning_of_the_order_has_the_classes_in_proportion(labels: list[int], data: st.DataObject) -> None:
     y = np.array(labels)
-    order = parts.order(y)
+    order = dataset._order(y)
     assert sorted(order) == list(range(len(y)))
     n = data.draw(st.integers(0, len(y)))
     for label in set(labels):
@@ -24,19 +23,19 @@ def test_every_beginning_of_the_order_has_the_classes_in_proportion(labels: list
 
 def test_the_same_samples_whatever_else_is_asked_for() -> None:
     """What is held out does not depend on how many are trained on, and nobody gets a sample twice."""
-    whole = load_digits()
-    some, more = parts.select(whole, 300, 0.2), parts.select(whole, 1000, 0.2)
+    whole = load("digits")
+    some, more = dataset.select(whole, 300, 0.2), dataset.select(whole, 1000, 0.2)
     rows = lambda images: {(x.numpy().tobytes(), int(y)) for x, y in zip(images.x, images.y, strict=True)}  # noqa: E731
     assert len(some.train) == 300 and len(more.train) == 1000 and len(some.test) == round(0.2 * 1437)
     assert rows(some.test) == rows(more.test)
     assert rows(some.train) < rows(more.train)
     assert not rows(some.test) & rows(more.train), "the digits have no two equal pictures"
     assert not rows(some.test) & rows(whole.test)
-    assert rows(some.test) | rows(parts.select(whole, None, 0.2).train) == rows(whole.train)
+    assert rows(some.test) | rows(dataset.select(whole, None, 0.2).train) == rows(whole.train)
 
 
 def test_fewer_samples_keep_the_test_data() -> None:
-    whole, some = load_digits(), load_data(RunConfig(samples=100))
+    whole, some = load("digits"), load_data(RunConfig(samples=100))
     assert some.test is not None and len(some.test) == len(whole.test)
     assert some.fingerprint != whole.fingerprint, "a saved split must know which samples it divides"
     counts = np.bincount(some.train.y.numpy(), minlength=10)
@@ -57,5 +56,5 @@ def test_fewer_samples_keep_the_test_data() -> None:
 )
 def test_what_cannot_be(samples: int | None, held_out: float | None, why: str) -> None:
     with pytest.raises(ValueError) as error:
-        parts.select(load_digits(), samples, held_out)
+        dataset.select(load("digits"), samples, held_out)
     assert why in str(error.value)

@@ -3,19 +3,18 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+from fedlesam.data._files import Source
+from fedlesam.data.catalogue import DEFAULT_DIR, Official, fetch_hint
 from fedlesam.data.formats import cifar, folders, idx, parquet
-from fedlesam.data.official import Official, fetch_hint
-from fedlesam.data.source import Source
 
-DEFAULT_DIR = Path("data")
 PACKAGED = Path("/usr/share/datasets")
-"""Where Debian's dataset packages install; looked at when no folder is given."""
+"""Where Debian's dataset packages install; searched when no folder is given."""
 
 _TORCHVISION = {"mnist": "MNIST/raw", "fashion-mnist": "FashionMNIST/raw"}
 
 
-def roots(known: Official, data_dir: Path | None) -> list[Path]:
-    """The folders that are looked at, in order."""
+def _roots(known: Official, data_dir: Path | None) -> list[Path]:
+    """The folders that are searched, in order."""
     folder = Path(data_dir if data_dir is not None else DEFAULT_DIR).expanduser()
     found = [folder, folder / known.name]
     if known.name in _TORCHVISION:
@@ -24,30 +23,26 @@ def roots(known: Official, data_dir: Path | None) -> list[Path]:
 
 
 def _forms(known: Official, places: list[Path]) -> Iterator[Source]:
-    """Official files before parquet before class folders."""
+    """Official files before parquet before class folders; of CIFAR, the binary version before the pickles."""
     for reader in (cifar if known.name.startswith("cifar") else idx, parquet, folders):
         found = [source for root in places for source in reader.find(known, root)]
-        yield from sorted(found, key=lambda source: source.form.startswith("binary"))
+        yield from sorted(found, key=lambda source: source.form.startswith("python"))
 
 
 def find(known: Official, data_dir: Path | None) -> Source:
-    """The preferred complete form, or a ValueError that lists what was looked for where."""
-    places = roots(known, data_dir)
+    """The preferred complete form, or a ValueError that lists what was searched where."""
+    places = _roots(known, data_dir)
     partial: Source | None = None
     for source in _forms(known, places):
         if not source.missing:
             return source
         partial = partial or source
-    folder = data_dir if data_dir is not None else DEFAULT_DIR
+    hint = fetch_hint(known.name, data_dir if data_dir is not None else DEFAULT_DIR)
     if partial is not None:
         names = ", ".join(map(str, partial.missing[:5])) + (", ..." if len(partial.missing) > 5 else "")
-        raise ValueError(
-            f"{known.name}: the {partial.form} in {partial.root} is incomplete: missing {names}; "
-            f"{fetch_hint(known.name, folder)}"
-        )
+        raise ValueError(f"{known.name}: the {partial.form} in {partial.root} is incomplete: missing {names}; {hint}")
     raise ValueError(
-        f"{known.name}: not found in {', '.join(map(str, places))} (looked for {looked_for(known)}); "
-        f"{fetch_hint(known.name, folder)}"
+        f"{known.name}: not found in {', '.join(map(str, places))} (looked for {_looked_for(known)}); {hint}"
     )
 
 
@@ -55,7 +50,7 @@ def alternatives(known: Official, data_dir: Path | None) -> list[Source]:
     """Every complete form that is there, the one that `find` takes first."""
     found: list[Source] = []
     try:
-        for source in _forms(known, roots(known, data_dir)):
+        for source in _forms(known, _roots(known, data_dir)):
             found += [] if source.missing else [source]
     except ValueError:
         if not found:
@@ -63,10 +58,8 @@ def alternatives(known: Official, data_dir: Path | None) -> list[Source]:
     return found
 
 
-def looked_for(known: Official) -> str:
+def _looked_for(known: Official) -> str:
+    packed = " ".join(name.removesuffix(".gz") for name in known.fetched) + ", gzipped or not"
     if known.name.startswith("cifar"):
-        count = known.name.removeprefix("cifar")
-        packed = f"cifar-{count}-python.tar.gz, cifar-{count}-binary.tar.gz or their folders"
-    else:
-        packed = " ".join(name.removesuffix(".gz") for name in known.fetched) + ", gzipped or not"
+        packed = f"{' or '.join(known.md5)} or their folders"
     return f"{packed}; train.parquet and test.parquet; train/CLASS/image and test/CLASS/image"

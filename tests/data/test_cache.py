@@ -13,8 +13,9 @@ from data_files import images, write_binary, write_folders
 from numpy import memmap
 
 from fedlesam.data import cache as module
+from fedlesam.data import load
+from fedlesam.data._load import source_of
 from fedlesam.data.cache import prepare
-from fedlesam.data.catalogue import load, source_of
 
 MADE = images("cifar10")
 
@@ -143,7 +144,7 @@ PROGRAM = """
 import contextlib, os, sys
 from pathlib import Path
 from fedlesam.data.cache import prepare
-from fedlesam.data.catalogue import source_of
+from fedlesam.data._load import source_of
 for _ in range(20):
     print(prepare(source_of("cifar10", Path(sys.argv[1]))).fingerprint)
     for path in Path(sys.argv[2]).glob("data/*/test_y.bin") if _ % 5 == 0 else ():

@@ -1,0 +1,184 @@
+"""How each kind of data set becomes a DataSet: embedded, with domains, a user's own, and found in files."""
+
+import hashlib
+import json
+from dataclasses import replace
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedlesam.data._files import Arrays, Source, check_labels
+from fedlesam.data._pictures import load_pictures
+from fedlesam.data.augment import flip, flip_and_crop
+from fedlesam.data.cache import fingerprint, prepare, statistics
+from fedlesam.data.catalogue import NAMES, OFFICIAL, parse_domains
+from fedlesam.data.dataset import DataSet, Domains, Images
+from fedlesam.data.formats import domains, find, folders
+from fedlesam.names import imported, unknown
+
+DIGITS = 1437
+"""Training samples of the digits: four fifths, by one fixed shuffle that is the same for every seed."""
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+"""What pretrained networks expect."""
+
+
+def load_digits() -> DataSet:
+    """The embedded data set: 1,797 handwritten digits, 8 x 8 pixels of 0 to 16.
+
+    The test part of the UCI Optical Recognition of Handwritten Digits data set (E. Alpaydin, C. Kaynak, 1998, CC BY
+    4.0), as scikit-learn distributes it.
+    """
+    with resources.files("fedlesam.data").joinpath("digits.npz").open("rb") as file, np.load(file) as arrays:
+        x = torch.from_numpy(arrays["images"]).unsqueeze(1)
+        y = torch.from_numpy(arrays["labels"].astype(np.int64))
+    order = torch.randperm(len(y), generator=torch.Generator().manual_seed(0))
+    train, test = (Images(x[part], y[part]) for part in (order[:DIGITS], order[DIGITS:]))
+    classes = tuple("0123456789")
+    return DataSet("digits", train, test, classes, (0.305,), (0.376,), scale=16.0, fingerprint="digits-1797")
+
+
+def source_of(name: str, data_dir: Path | None) -> Source:
+    """Where a named or folder data set lies; a ValueError if it is not there or the name is not known."""
+    if name.startswith("folder:"):
+        return folders.source(Path(name.removeprefix("folder:")).expanduser())
+    if name not in OFFICIAL:
+        raise unknown("data", name, NAMES)
+    return find.find(OFFICIAL[name], data_dir)
+
+
+def from_source(name: str, source: Source) -> DataSet:
+    prepared = prepare(source)
+    known = OFFICIAL.get(name)
+    tensors = {
+        key: torch.from_numpy(np.require(array, requirements="W")) for key, array in prepared.arrays.named().items()
+    }
+    return DataSet(
+        name=name,
+        train=Images(tensors["train_x"], tensors["train_y"]),
+        test=Images(tensors["test_x"], tensors["test_y"]),
+        classes=prepared.arrays.classes,
+        mean=known.mean if known else prepared.mean,
+        std=known.std if known else prepared.std,
+        augment=flip_and_crop if known and known.flip_and_crop else None,
+        fingerprint=prepared.fingerprint,
+    )
+
+
+def load_domains(name: str, data_dir: Path | None = None, threads: int | None = None) -> DataSet:
+    """All images as training images, each with its domain; there is no test set until a split leaves a domain out."""
+    request = parse_domains(name)
+    return from_listed(name, domains.find(request, data_dir), request.size, threads)
+
+
+def from_listed(name: str, listed: domains.Listed, size: int, threads: int | None = None) -> DataSet:
+    pictures = load_pictures(listed.root, listed.files, size, threads)
+    kept = np.delete(np.arange(len(listed.files)), list(pictures.skipped))
+    label, domain = listed.label[kept], listed.domain[kept]
+    test = listed.test[kept] if listed.test is not None else None
+    total = hashlib.sha256(json.dumps([listed.domains, listed.classes, pictures.checksum]).encode())
+    for array in (label, domain, test):
+        total.update(b"" if array is None else array.tobytes())
+    everything = Images(torch.from_numpy(pictures.pixels), torch.from_numpy(label))
+    return DataSet(
+        name=name,
+        train=everything,
+        test=Images(everything.x[:0], everything.y[:0]),
+        classes=listed.classes,
+        mean=IMAGENET_MEAN,
+        std=IMAGENET_STD,
+        augment=flip,
+        fingerprint=total.hexdigest(),
+        domains=Domains(listed.domains, domain, test),
+    )
+
+
+def load_own(name: str) -> DataSet:
+    """Call `module:callable` without arguments and check what it returns: a DataSet, or ((x, y), (x, y))."""
+    make = imported("data", name)
+    if not callable(make):
+        raise ValueError(f"data {name!r}: is a {type(make).__name__}, not a callable")
+    made = make()
+    data = made if isinstance(made, DataSet) else _from_tensors(name, made)
+    _check(name, data)
+    if data.fingerprint:
+        return data
+    parts = [np.asarray(tensor) for images in (data.train, data.test) for tensor in (images.x, images.y)]
+    return replace(data, fingerprint=fingerprint(Arrays(parts[0], parts[1], parts[2], parts[3], data.classes)))
+
+
+def _from_tensors(name: str, made: Any) -> DataSet:
+    def is_pair(value: Any) -> bool:
+        return isinstance(value, tuple | list) and len(value) == 2
+
+    if not (is_pair(made) and all(is_pair(part) for part in made)):
+        raise ValueError(
+            f"data {name!r}: returned {_describe(made)}; expected a DataSet or "
+            "((train_x, train_y), (test_x, test_y)) of tensors"
+        )
+    parts = []
+    for part, (x, y) in zip(("train", "test"), made, strict=True):
+        for what, value in (("x", x), ("y", y)):
+            if not isinstance(value, Tensor):
+                raise ValueError(f"data {name!r}: {part} {what} is {_describe(value)}; expected a tensor")
+        if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
+            raise ValueError(f"data {name!r}: {part} y is {y.dtype}; expected whole class numbers")
+        x = x.detach().cpu()
+        parts.append(Images(x if x.dtype == torch.uint8 else x.float(), y.detach().cpu().long()))
+        _check_part(f"data {name!r}: {part}", parts[-1])
+    train, test = parts
+    classes = tuple(str(i) for i in range(int(train.y.max()) + 1))
+    if train.x.dtype == torch.uint8:
+        return DataSet(name, train, test, classes, *statistics(train.x.numpy()))
+    channels = train.x.shape[1]
+    return DataSet(name, train, test, classes, (0.0,) * channels, (1.0,) * channels, scale=1.0)
+
+
+def _describe(value: Any) -> str:
+    if isinstance(value, tuple | list):
+        return f"a {type(value).__name__} of {len(value)} ({', '.join(type(item).__name__ for item in value[:4])})"
+    return f"a {type(value).__name__}"
+
+
+def _check_part(where: str, images: Images) -> None:
+    x, y = images.x, images.y
+    if x.dim() != 4:
+        raise ValueError(
+            f"{where} x has shape {tuple(x.shape)}; expected samples x channels x height x width "
+            "(for flat features: x[:, None, None, :])"
+        )
+    if x.dtype not in (torch.uint8, torch.float32):
+        raise ValueError(f"{where} x is {x.dtype}; expected uint8 or float32")
+    if y.dim() != 1 or len(y) != len(x):
+        raise ValueError(
+            f"{where} y has shape {tuple(y.shape)}; expected one class number for each of {len(x)} samples"
+        )
+    if not len(x):
+        raise ValueError(f"{where} has no samples")
+    if x.dtype == torch.float32 and not bool(torch.isfinite(x).all()):
+        raise ValueError(f"{where} x holds values that are not finite")
+    if int(y.min()) < 0:
+        raise ValueError(f"{where} y holds the label {int(y.min())}; class numbers start at 0")
+
+
+def _check(name: str, data: DataSet) -> None:
+    for part, images in (("train", data.train), ("test", data.test)):
+        where = f"data {name!r}: {part}"
+        if not (isinstance(images, Images) and isinstance(images.x, Tensor) and isinstance(images.y, Tensor)):
+            raise ValueError(f"{where} is {_describe(images)}; expected Images(x, y) of tensors")
+        _check_part(where, images)
+        check_labels(images.y.numpy(), len(data.classes), where)
+    if data.train.x.shape[1:] != data.test.x.shape[1:] or data.train.x.dtype != data.test.x.dtype:
+        raise ValueError(
+            f"data {name!r}: train is {data.train.x.dtype} {tuple(data.train.x.shape[1:])}, "
+            f"test is {data.test.x.dtype} {tuple(data.test.x.shape[1:])}; they must be alike"
+        )
+    channels = data.train.x.shape[1]
+    if len(data.mean) != channels or len(data.std) != channels or not all(value > 0 for value in data.std):
+        raise ValueError(
+            f"data {name!r}: mean {data.mean} and std {data.std}; expected {channels} of each, std above 0"
+        )

@@ -1,0 +1,282 @@
+"""The schemes that divide training samples over clients. Each one terminates, or refuses with the reason."""
+
+import hashlib
+import heapq
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedlesam.data.dataset import Domains
+
+Indices = NDArray[np.int64]
+Counts = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Split:
+    """The samples of every client. Iterating over a split gives one array of sample numbers per client.
+
+    Attributes:
+        scheme: The split as a user types it, e.g. `dirichlet:0.1`.
+        clients: For every client the numbers of its samples in the training set.
+        samples: The size of the training set.
+        drawn: Clients x classes: the proportions that were drawn, where the scheme draws some.
+        test: Training samples that form the test set instead, where the scheme leaves some out for it.
+    """
+
+    scheme: str
+    clients: list[Indices]
+    samples: int
+    drawn: NDArray[np.float64] | None = field(default=None, compare=False)
+    test: Indices | None = None
+
+    def __len__(self) -> int:
+        return len(self.clients)
+
+    def __iter__(self) -> Iterator[Indices]:
+        return iter(self.clients)
+
+    @property
+    def sizes(self) -> Counts:
+        """The number of samples of every client."""
+        return np.array([len(client) for client in self.clients])
+
+    @property
+    def repeats(self) -> int:
+        """How many samples were assigned again, to another client or the same."""
+        return int(self.sizes.sum()) - len(np.unique(np.concatenate(self.clients)))
+
+    @property
+    def dropped(self) -> int:
+        """How many training samples neither a client nor the test has."""
+        used = self.clients if self.test is None else [*self.clients, self.test]
+        return self.samples - len(np.unique(np.concatenate(used)))
+
+    def class_counts(self, labels: Indices, classes: int) -> Counts:
+        """Clients x classes: the number of samples.
+
+        Args:
+            labels: The class number of every training sample.
+            classes: The number of classes.
+        """
+        return np.stack([np.bincount(labels[client], minlength=classes) for client in self.clients])
+
+    def deviation(self, labels: Indices) -> float | None:
+        """Mean over clients of the total variation between the drawn class proportions and the assigned ones.
+
+        Args:
+            labels: The class number of every training sample.
+
+        Returns:
+            The mean, or None where the scheme draws no proportions.
+        """
+        if self.drawn is None:
+            return None
+        assigned = self.class_counts(labels, self.drawn.shape[1]) / self.sizes[:, None]
+        return float(np.abs(assigned - self.drawn).sum(1).mean() / 2)
+
+    @property
+    def hash(self) -> str:
+        """sha256 of the assignment: equal for equal splits on any machine."""
+        digest = hashlib.sha256(self.sizes.astype("<i8").tobytes())
+        digest.update(np.concatenate(self.clients).astype("<i8").tobytes())
+        if self.test is not None:
+            digest.update(b"test" + self.test.astype("<i8").tobytes())
+        return digest.hexdigest()
+
+
+def equal_size(samples: int, clients: int) -> int:
+    """The number of samples each of `clients` gets when all get the same."""
+    if clients > samples:
+        raise ValueError(f"{clients} clients are more than the {samples} training samples: every client needs one")
+    return samples // clients
+
+
+def iid(labels: Indices, clients: int, rng: np.random.Generator) -> Split:
+    """Equal sizes, samples at random."""
+    size = equal_size(len(labels), clients)
+    order = rng.permutation(len(labels))[: size * clients]
+    return Split("iid", [np.sort(part) for part in np.split(order, clients)], len(labels))
+
+
+def pooled(labels: Indices, clients: int, rng: np.random.Generator) -> Split:
+    """One client with everything: centralised training."""
+    if clients != 1:
+        raise ValueError(
+            f"the split pooled has 1 client, got {clients}: leave the number of clients out or set it to 1"
+        )
+    return Split("pooled", [np.arange(len(labels))], len(labels))
+
+
+def dirichlet(labels: Indices, clients: int, rng: np.random.Generator, *, beta: float, repeat: bool = False) -> Split:
+    """Equal sizes; each client's class proportions are one draw from Dirichlet(beta, ..., beta) over the classes.
+
+    The convention of the paper. With `repeat` a class that runs out is refilled, as in the baselines' code, so that
+    samples stand with several clients; without, a client whose class is used up draws from its other classes.
+    """
+    size = equal_size(len(labels), clients)
+    supply = np.bincount(labels)
+    present = np.flatnonzero(supply)
+    proportions = np.zeros((clients, len(supply)))
+    proportions[:, present] = _proportions(rng, beta, len(present), clients)
+    if repeat:
+        counts = rng.multinomial(size, proportions)
+        return Split(f"dirichlet:{beta:g},repeat", _deal_refilled(labels, counts, rng), len(labels), proportions)
+    counts = _within_supply(size, proportions, supply, rng)
+    return Split(f"dirichlet:{beta:g}", _deal(labels, counts, rng), len(labels), proportions)
+
+
+def dirichlet_by_class(labels: Indices, clients: int, rng: np.random.Generator, *, beta: float) -> Split:
+    """Unequal sizes: each class is divided over the clients by one draw from Dirichlet(beta, ..., beta) over clients.
+
+    A client that gets nothing takes one sample from the largest client of that moment.
+    """
+    equal_size(len(labels), clients)
+    supply = np.bincount(labels)
+    counts = np.stack([rng.multinomial(n, _proportions(rng, beta, clients, 1)[0]) for n in supply], axis=1)
+    largest = [(-int(size), i) for i, size in enumerate(counts.sum(1))]
+    heapq.heapify(largest)
+    for empty in np.flatnonzero(counts.sum(1) == 0):
+        size, giver = heapq.heappop(largest)
+        given = int(counts[giver].argmax())
+        counts[giver, given] -= 1
+        counts[empty, given] += 1
+        heapq.heappush(largest, (size + 1, giver))
+    return Split(f"dirichlet-by-class:{beta:g}", _deal(labels, counts, rng), len(labels))
+
+
+def pathological(labels: Indices, clients: int, rng: np.random.Generator, *, a: int, repeat: bool = False) -> Split:
+    """Every client has exactly `a` classes, and the same number of samples of each of them as every other client."""
+    supply = np.bincount(labels)
+    classes = int((supply > 0).sum())
+    if a > classes:
+        raise ValueError(f"pathological:{a} gives every client {a} classes, but the data set has only {classes}")
+    users = np.zeros(len(supply), dtype=np.int64)
+    holds = np.zeros((clients, len(supply)), dtype=np.int64)
+    for i in rng.permutation(clients):
+        # the classes with the most samples left per client, ties at random: the balance keeps equal shares large
+        roomiest = np.lexsort((rng.random(len(supply)), -supply / (users + 1)))
+        if repeat:
+            roomiest = rng.permutation(np.flatnonzero(supply))
+        holds[i, roomiest[:a]] = 1
+        users += holds[i]
+    if repeat:
+        share = max(1, len(labels) // clients // a)
+        return Split(f"pathological:{a},repeat", _deal_refilled(labels, holds * share, rng), len(labels))
+    share = int((supply[users > 0] // users[users > 0]).min())
+    if share == 0:
+        most = next(n for n in range(len(labels) // a, 0, -1) if np.minimum(supply, n).sum() >= a * n)
+        raise ValueError(
+            f"pathological:{a} cannot serve {clients} clients with {len(labels)} samples of {classes} classes: "
+            f"a class would have more clients than samples; at most {most} clients, or allow "
+            f"samples to repeat with pathological:{a},repeat"
+        )
+    return Split(f"pathological:{a}", _deal(labels, holds * share, rng), len(labels))
+
+
+def by_owner(owners: Sequence[object], scheme: str) -> Split:
+    """A natural partition: samples with the same owner are one client, in the owners' sorted order."""
+    names, owner = np.unique(np.asarray(owners), return_inverse=True)
+    order = np.argsort(owner, kind="stable")
+    return Split(scheme, np.split(order, np.cumsum(np.bincount(owner, minlength=len(names)))[:-1]), len(owner))
+
+
+def leave_out(domains: Domains, target: int, rng: np.random.Generator, *, per_domain: int = 1) -> Split:
+    """Test on the domain `target`, train on the others, each divided at random over `per_domain` equal clients.
+
+    Where the data set follows its publishers' lists, the target's test list is the test, and the others' train lists
+    are trained on.
+    """
+    listed = domains.test if domains.test is not None else np.zeros(len(domains.of), bool)
+    clients: list[Indices] = []
+    for number, name in enumerate(domains.names):
+        if number != target:
+            samples = np.flatnonzero((domains.of == number) & ~listed)
+            if per_domain > len(samples):
+                raise ValueError(f"{per_domain} clients are more than the {len(samples)} images of the domain {name}")
+            order = rng.permutation(samples) if per_domain > 1 else samples
+            clients += [np.sort(part) for part in np.array_split(order, per_domain)]
+    test = np.flatnonzero((domains.of == target) & (listed | (domains.test is None)))
+    if not len(test):
+        raise ValueError(f"the domain {domains.names[target]} has no images to test on")
+    scheme = f"leave-out:{domains.names[target]}" + (f",{per_domain}" if per_domain > 1 else "")
+    return Split(scheme, clients, len(domains.of), test=test)
+
+
+def from_callable(
+    labels: Indices, clients: int, seed: int, make: Callable[..., Sequence[Indices]], scheme: str
+) -> Split:
+    """A user's `make(labels, clients, seed)`, which returns the sample numbers of every client."""
+    if not callable(make):
+        raise ValueError(f"split {scheme}: expected a callable(labels, clients, seed), got {make!r}")
+    made = make(labels, clients, seed)
+    if not isinstance(made, Iterable):
+        raise ValueError(f"split {scheme}: must return a list of sample numbers per client, got {made!r}")
+    parts = [np.asarray(part).reshape(-1) for part in made]
+    if not parts:
+        raise ValueError(f"split {scheme}: returned no clients")
+    for i, part in enumerate(parts):
+        if len(part) == 0:
+            raise ValueError(f"split {scheme}: client {i} has no samples")
+        if not np.issubdtype(part.dtype, np.integer):
+            raise ValueError(f"split {scheme}: client {i} must have whole sample numbers, got {part.dtype}")
+        if part.min() < 0 or part.max() >= len(labels):
+            wrong = part.min() if part.min() < 0 else part.max()
+            raise ValueError(f"split {scheme}: client {i} has sample {wrong}, outside 0 to {len(labels) - 1}")
+    return Split(scheme, [part.astype(np.int64) for part in parts], len(labels))
+
+
+def _proportions(rng: np.random.Generator, beta: float, over: int, times: int) -> NDArray[np.float64]:
+    """Rows that sum to one. A sample so concentrated that it underflows is the limit: all mass on one entry."""
+    drawn = rng.dirichlet(np.full(over, beta), times) if over > 1 else np.ones((times, 1))
+    total = drawn.sum(1)
+    for row in np.flatnonzero(~(np.isfinite(total) & (total > 0))):
+        drawn[row] = np.eye(over)[rng.integers(over)]
+    return np.asarray(drawn / drawn.sum(1, keepdims=True))
+
+
+def _within_supply(size: int, proportions: NDArray[np.float64], supply: Counts, rng: np.random.Generator) -> Counts:
+    """How many samples of each class each client gets: as drawn while there are some, all clients served at once.
+
+    Every turn either fills all clients or uses up a class, so it ends.
+    """
+    counts = np.zeros(proportions.shape, dtype=np.int64)
+    left = supply.astype(np.int64)
+    while True:
+        missing = size - counts.sum(1)
+        open_ = np.flatnonzero(missing)
+        if len(open_) == 0:
+            return counts
+        wish = proportions[open_] * (left > 0)
+        hopeless = wish.sum(1) < 1e-12
+        wish[hopeless] = left
+        wanted = rng.multinomial(missing[open_], wish / wish.sum(1, keepdims=True))
+        for c in np.flatnonzero(wanted.sum(0) > left):
+            wanted[:, c] = rng.multivariate_hypergeometric(wanted[:, c], left[c], method="marginals")
+        counts[open_] += wanted
+        left -= wanted.sum(0)
+
+
+def _deal(labels: Indices, counts: Counts, rng: np.random.Generator) -> list[Indices]:
+    """Assign each class's samples in a random order, `counts` (clients x classes) of them, none twice."""
+    return _assign([rng.permutation(np.flatnonzero(labels == c)) for c in range(counts.shape[1])], counts)
+
+
+def _deal_refilled(labels: Indices, counts: Counts, rng: np.random.Generator) -> list[Indices]:
+    """The same, with a class shuffled and started again when it is used up."""
+    decks = []
+    for c, wanted in enumerate(counts.sum(0)):
+        samples = np.flatnonzero(labels == c)
+        turns = -(-int(wanted) // max(1, len(samples)))
+        decks.append(np.concatenate([rng.permutation(samples) for _ in range(max(1, turns))]))
+    return _assign(decks, counts)
+
+
+def _assign(decks: list[Indices], counts: Counts) -> list[Indices]:
+    ends = np.cumsum(counts, axis=0)
+    return [
+        np.concatenate([deck[end - count : end] for deck, end, count in zip(decks, ends[i], counts[i], strict=True)])
+        for i in range(len(counts))
+    ]

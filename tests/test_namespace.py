@@ -1,0 +1,45 @@
+"""`fl.data` and `fl.models` can be explored: every name is there, has a docstring, and says what its arguments are."""
+
+import inspect
+import subprocess
+import sys
+from types import ModuleType
+
+import pytest
+
+import fedlesam as fl
+
+ROOMS = [fl.data, fl.models]
+
+
+@pytest.mark.parametrize("room", ROOMS, ids=lambda room: room.__name__)
+def test_every_name_is_documented(room: ModuleType) -> None:
+    assert dir(room) == sorted(room.__all__)
+    for name in room.__all__:
+        found = getattr(room, name)
+        if not callable(found):
+            continue
+        text = inspect.getdoc(found) or ""
+        wanted = [key for key in inspect.signature(found).parameters if key != "self"]
+        missing = [key for key in wanted if f"{key}:" not in text]
+        assert not missing, f"{room.__name__}.{name} does not document {', '.join(missing)}"
+
+
+def test_an_unknown_name() -> None:
+    for room in ROOMS:
+        with pytest.raises(AttributeError, match=f"{room.__name__}' has no attribute 'nothing'"):
+            room.nothing  # noqa: B018
+
+
+def test_a_model_and_a_split() -> None:
+    data = fl.data.load("digits")
+    model = fl.models.cnn(data.shape, classes=len(data.classes))
+    split = fl.data.split("dirichlet:0.3", data.train.y, clients=50, seed=0)
+    first = split.clients[0]
+    assert model(data.normalise(data.train.x[first])).shape == (len(first), 10)
+
+
+def test_the_rooms_are_cheap() -> None:
+    program = "import sys, fedlesam as fl; dir(fl.data), dir(fl.models), fl.data.NAMES; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
