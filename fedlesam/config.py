@@ -158,7 +158,9 @@ class RunConfig:
     )
     seed: int = option(0, RUN, whole, "the same seed and threads give the same bits")
     precision: str = option("fp32", RUN, text, "fp32, or bf16 for forward passes under autocast")
-    engine: str = option("plain", RUN, text, "plain, or stacked: clients of a small model as one computation")
+    engine: str = option(
+        "plain", RUN, text, "plain, or stacked: clients of a small model as one computation, one worker"
+    )
     compile: bool = option(False, RUN, switch, "put the model through torch.compile")
     threads: int | None = option(
         None, RUN, whole, "CPU threads per worker (default: PyTorch's choice, 1 with several workers; kept on repeats)"

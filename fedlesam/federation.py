@@ -25,7 +25,7 @@ from fedlesam.checks import check_choice, check_count, check_number
 from fedlesam.data.batches import Batches, ClientData, check_client, known_labels
 from fedlesam.engines.distributed import DistributedEngine, follow
 from fedlesam.engines.serial import Saved, SerialEngine
-from fedlesam.engines.stacked import CHANGES, NotStackable, StackedEngine
+from fedlesam.engines.stacked import CHANGES, NotStackable, StackedEngine, check_stackable
 from fedlesam.engines.world import WorkerLost, World, start_local
 from fedlesam.evaluation import Evaluation, PerClient
 from fedlesam.interrupt import Halt, Interrupted
@@ -101,7 +101,7 @@ class Federation:
     RAM; the rest goes to `folder`. With several workers it lies in `folder`, where all of them see it, or stays with
     the worker that trained the client (`store="pinned"`). `precision="bf16"` runs forward passes under autocast, and
     `compile` puts the model through torch.compile. `engine="stacked"` trains the clients of a small model as one
-    batched computation, with the same results to rounding.
+    batched computation, with the same results to rounding, on one worker and not compiled.
 
     `dropout` is the probability that an active client never answers. A client that raises, whose numbers are not finite
     or whose update has a norm above `max_update_norm` raises here; with `on_client_error="drop"` it is left out of the
@@ -164,6 +164,8 @@ class Federation:
                 "compile does not go with several workers of one process: PyTorch's compiler does not survive their "
                 "fork; use one worker, or start the run with torchrun"
             )
+        if engine == "stacked":
+            check_stackable(world.size if world is not None else workers, compile)
         if len(clients) == 0:
             raise ValueError("there are no clients")
         for number, data in enumerate(clients):

@@ -92,6 +92,8 @@ class Condition:
             settled = configs.update(settled, dict(self.settings))
         else:
             values: dict[str, Value] = {"algorithm": method, "threads": 1, "workers": where.workers, "seed": seed}
+            if self.settings.get("engine") == "stacked":
+                values["workers"] = 1
             settled = configs.update(RunConfig(), {**self.settings, **values})
         chosen: dict[str, Value | None] = {**hyper, "rho": rho, "held_out": self.held_out if tuning else None}
         config = configs.resolve(configs.update(settled, chosen))

@@ -354,6 +354,7 @@ def test_build_passes_every_setting_on() -> None:
                 "data": "digits",
                 "model": "mlp:hidden=3",
                 "compile": False,
+                "engine": "plain",
             }
         )
     )
@@ -369,6 +370,8 @@ def test_build_passes_every_setting_on() -> None:
     assert experiment.split.scheme == "dirichlet:0.3,repeat"
     assert len(fed.weights) == 64 * 3 + 3 + 3 * 10 + 10
     assert build(dataclasses.replace(config, clip=2.0)).federation.local.clip == 2.0
+    with pytest.raises(ValueError, match="the stacked engine goes with one worker, got 3"):
+        build(dataclasses.replace(config, engine="stacked"))
 
 
 @pytest.mark.parametrize(

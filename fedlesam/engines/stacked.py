@@ -32,6 +32,17 @@ class NotStackable(ValueError):
     """No fault of a client."""
 
 
+def check_stackable(workers: int, compile: bool) -> None:
+    """A ValueError for settings that this engine would not keep to."""
+    if workers > 1:
+        raise ValueError(
+            f"the stacked engine goes with one worker, got {workers}: the size of a stack decides the last bits of "
+            "what its clients learn, and workers would make stacks of other sizes; use one worker, or the plain engine"
+        )
+    if compile:
+        raise ValueError("compile does not go with the stacked engine, which does not compile; use the plain engine")
+
+
 class StackedEngine(SerialEngine):
     """Stacks the active clients that have as many samples and epochs as each other; the rest train one by one."""
 
@@ -155,7 +166,8 @@ class StackedEngine(SerialEngine):
         model.module.train()
 
         def loss(weights: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-            output = functional_call(model.module, weights, (x,))
+            with torch.autocast(model.device.type, torch.bfloat16, enabled=model.bf16):
+                output = functional_call(model.module, weights, (x,))
             return self.local.loss(output.float() if model.bf16 else output, y)
 
         each = vmap(grad_and_value(loss), randomness="error")

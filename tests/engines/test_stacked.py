@@ -74,14 +74,69 @@ def test_clients_were_really_stacked(monkeypatch: pytest.MonkeyPatch) -> None:
     assert stacks == [[0, 1, 2], [3, 4]]
 
 
-def test_two_workers_stack_too() -> None:
-    settings = fl.LocalTraining(epochs=2, batch_size=5)
-    with Federation(model(), clients(), "fedlesam-s", settings, engine="stacked", workers=2) as two:
-        one = Federation(model(), clients(), "fedlesam-s", settings, threads=1)
-        for _ in range(3):
-            one.round()
-            two.round()
-        torch.testing.assert_close(two.weights, one.weights, rtol=0, atol=1e-11)
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"workers": 2}, "goes with one worker, got 2: .* or the plain engine"),
+        ({"compile": True}, "compile does not go"),
+    ],
+)
+def test_what_it_would_not_keep_to_is_refused(settings: dict[str, Any], why: str) -> None:
+    """More workers make stacks of other sizes, and a convolution or a second thread then gives other last bits."""
+    with pytest.raises(ValueError, match=why):
+        Federation(model(), clients(), "fedavg", engine="stacked", **settings)
+
+
+def single_precision(method: str, engine: Any, precision: Any, make: Any = None) -> torch.Tensor:
+    """After two rounds in which no client is alone: one alone goes to the plain engine."""
+    torch.manual_seed(0)
+    net = make() if make else nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 3))
+    settings = fl.LocalTraining(lr=0.2, epochs=2, batch_size=5)
+    fed = Federation(net, clients(torch.float32), method, settings, engine=engine, precision=precision, threads=1)
+    for active in ([0, 1, 2], [0, 1, 3, 4]):
+        fed.round(active)
+    return fed.weights
+
+
+class Twice(nn.Module):
+    """One weight used twice: its gradient is added up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.square, self.head = nn.Linear(6, 6), nn.Linear(6, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        output: torch.Tensor = self.head(self.square(torch.tanh(self.square(x))))
+        return output
+
+
+@pytest.mark.parametrize("make", [None, Twice])
+@pytest.mark.parametrize("method", ["fedavg", "fedsmoo", "fedlesam-s", "freesam"])
+def test_bf16_is_bf16(method: str, make: Any) -> None:
+    """As near to the plain engine's bf16 as that precision goes, and further from fp32."""
+    half, plain_half = (single_precision(method, engine, "bf16", make) for engine in ("stacked", "plain"))
+    full = single_precision(method, "stacked", "fp32", make)
+    assert half.dtype == torch.float32
+    assert not torch.equal(half, full)
+    rounding = float((plain_half - full).abs().max())
+    assert float((half - plain_half).abs().max()) < 2 * rounding
+    assert float((half - full).abs().max()) > 0.2 * rounding
+
+
+def test_the_forward_pass_of_a_stack_is_in_bf16() -> None:
+    seen: list[torch.dtype] = []
+
+    class Spy(nn.Linear):
+        def forward(self, input: torch.Tensor) -> torch.Tensor:
+            output = super().forward(input)
+            seen.append(output.dtype)
+            return output
+
+    settings = fl.LocalTraining(epochs=1, batch_size=12)
+    fed = Federation(Spy(6, 3), clients(torch.float32), "fedavg", settings, engine="stacked", precision="bf16")
+    seen.clear()
+    fed.round([0, 1, 2])
+    assert seen == [torch.bfloat16]
 
 
 def test_random_layers_and_buffers_are_refused() -> None:
