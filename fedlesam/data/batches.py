@@ -59,11 +59,20 @@ def check_client(data: Any, where: str) -> int:
 
 
 def size_of(data: ClientData) -> int:
+    """The number of samples of a client.
+
+    Args:
+        data: The client's samples.
+    """
     return len(data[0]) if isinstance(data, tuple | list) else len(data)  # type: ignore[arg-type]
 
 
 def as_tensors(data: ClientData) -> Batch | None:
-    """The samples as two tensors where they are known without touching each one, else None."""
+    """The samples as two tensors, or None where each sample would have to be read for that.
+
+    Args:
+        data: The client's samples.
+    """
     if isinstance(data, tuple | list):
         return data[0], data[1]
     if isinstance(data, TensorDataset) and len(data.tensors) == 2:
@@ -72,7 +81,11 @@ def as_tensors(data: ClientData) -> Batch | None:
 
 
 def known_labels(data: ClientData) -> Tensor | None:
-    """The targets, where they are known without touching each sample."""
+    """The targets, or None where each sample would have to be read for that.
+
+    Args:
+        data: The client's samples.
+    """
     if isinstance(data, Loadable):
         return data.labels()
     pair = as_tensors(data)
@@ -80,7 +93,13 @@ def known_labels(data: ClientData) -> Tensor | None:
 
 
 def steps_per_epoch(size: int, batch_size: int, join_last: bool) -> int:
-    """ceil(size / batch_size); with `join_last` a last batch of one sample joins the one before, as BatchNorm needs."""
+    """The number of batches of an epoch: ceil(size / batch_size), or one less by `join_last`.
+
+    Args:
+        size: The number of samples.
+        batch_size: Samples of a batch.
+        join_last: A last batch of one sample joins the one before, as BatchNorm needs.
+    """
     full, rest = divmod(size, batch_size)
     return full + (rest > 0) - (join_last and rest == 1 and full > 0)
 
@@ -88,7 +107,15 @@ def steps_per_epoch(size: int, batch_size: int, join_last: bool) -> int:
 def batch_indices(
     size: int, batch_size: int, epochs: int, join_last: bool, rng: torch.Generator
 ) -> Iterator[Tensor | slice]:
-    """Every epoch visits each sample once in a fresh order; a full batch keeps the order it has."""
+    """The places of the samples of each batch. An epoch visits each sample once, in a new order.
+
+    Args:
+        size: The number of samples.
+        batch_size: Samples of a batch.
+        epochs: How often each sample is visited.
+        join_last: A last batch of one sample joins the one before, as BatchNorm needs.
+        rng: Draws the orders. A batch of all samples draws nothing and keeps their order.
+    """
     steps = steps_per_epoch(size, batch_size, join_last)
     for _ in range(epochs):
         if steps == 1:
@@ -100,7 +127,12 @@ def batch_indices(
 
 
 class Batches:
-    """Fetches batches of one client: by one indexing where its samples are tensors, else sample by sample."""
+    """Fetches batches of one client: by one indexing where its samples are tensors, else sample by sample.
+
+    Args:
+        data: The client's samples.
+        device: Where the batches go.
+    """
 
     def __init__(self, data: ClientData, device: torch.device) -> None:
         self.streamed = data if isinstance(data, Streamed) and data.streams else None
@@ -112,7 +144,12 @@ class Batches:
         return len(self.tensors[0] if self.tensors is not None else self.samples)
 
     def fetch(self, indices: Tensor | slice, seed: int) -> Batch:
-        """`seed` is for a Dataset that draws random numbers while it makes a sample."""
+        """One batch (x, y) on the device.
+
+        Args:
+            indices: The places of its samples.
+            seed: For a Dataset that draws random numbers while it makes a sample.
+        """
         if self.tensors is not None:
             x, y = self.tensors[0][indices], self.tensors[1][indices]
         elif self.streamed is not None:

@@ -62,7 +62,14 @@ def entry_folder(kind: str, key: str) -> Path:
 
 
 def prepare(source: Source) -> Prepared:
-    """The arrays of a source: from the cache, or decoded and stored there."""
+    """The arrays of a source: from the cache, or decoded and stored there.
+
+    Args:
+        source: A data set that was found in files.
+
+    Raises:
+        ValueError: Its files are damaged, or change while they are read.
+    """
     digest = source.digest()
     folder = entry_folder("data", f"{VERSION}|{source.kind}|{source.form}|{digest}")
     try:
@@ -79,7 +86,11 @@ def prepare(source: Source) -> Prepared:
 
 
 def fingerprint(arrays: Arrays) -> str:
-    """Hash of the samples and the classes."""
+    """Hash of the samples and the classes.
+
+    Args:
+        arrays: A data set.
+    """
     total = hashlib.sha256(json.dumps(arrays.classes).encode())
     for name, array in arrays.named().items():
         total.update(f"{name}{array.dtype.str}{array.shape}".encode())
@@ -88,7 +99,11 @@ def fingerprint(arrays: Arrays) -> str:
 
 
 def statistics(x: Pixels) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation of each channel of x / 255, from exact counts; a constant channel has deviation 1."""
+    """Mean and standard deviation of each channel of x / 255, from exact counts; a constant channel has deviation 1.
+
+    Args:
+        x: samples x channels x height x width.
+    """
     mean, std = [], []
     values = np.arange(256) / 255
     blocks = [x[start : start + 1000] for start in range(0, len(x), 1000)]

@@ -126,13 +126,21 @@ def load(name: str, data_dir: Path | str | None = None) -> "DataSet":
 
 
 def is_domains(name: str) -> bool:
-    """Whether a name stands for a data set with domains."""
+    """Whether a name stands for a data set with domains.
+
+    Args:
+        name: As for `load`.
+    """
     first = name.partition(":")[0]
     return first in DOMAIN_SETS or (first == "domains" and ":" in name)
 
 
 def is_own(name: str) -> bool:
-    """Whether a name reads as `module:callable`."""
+    """Whether a name reads as `module:callable`.
+
+    Args:
+        name: As for `load`.
+    """
     return ":" in name and not name.startswith("folder:") and not is_domains(name)
 
 

@@ -13,7 +13,15 @@ SHOWN = 8
 
 
 def read_weights(path: Path, where: str) -> Mapping[str, Tensor]:
-    """safetensors, or a .pth file: that is a pickle, of which only tensors are taken."""
+    """The tensors of a file by name.
+
+    Args:
+        path: A safetensors file, or a .pth file: that is a pickle, of which only tensors are taken.
+        where: The start of error messages.
+
+    Raises:
+        ValueError: The file cannot be read or holds something else.
+    """
     try:
         if path.suffix == ".safetensors":
             return load_file(path)
@@ -28,7 +36,17 @@ def read_weights(path: Path, where: str) -> Mapping[str, Tensor]:
 
 
 def load_backbone(model: nn.Module, tensors: Mapping[str, Tensor], head: str, where: str) -> None:
-    """Everything but the head, which stays new."""
+    """Load everything but the head, which stays new.
+
+    Args:
+        model: The network.
+        tensors: Weights by name.
+        head: How the names of the head's weights begin.
+        where: The start of error messages.
+
+    Raises:
+        ValueError: A weight of the backbone is missing or has another shape.
+    """
     own = {name: value for name, value in model.state_dict().items() if not name.startswith(head)}
     missing = [name for name in own if name not in tensors]
     other = [name for name in own if name in tensors and tensors[name].shape != own[name].shape]
@@ -37,7 +55,13 @@ def load_backbone(model: nn.Module, tensors: Mapping[str, Tensor], head: str, wh
 
 
 def check_loaded(where: str, missing: list[str], other: list[str]) -> None:
-    """A backbone that is partly random trains all the same, only worse: it is refused."""
+    """Refuse a backbone that is partly random: it would train all the same, only worse.
+
+    Args:
+        where: The start of error messages.
+        missing: The names of weights that the file lacks.
+        other: The names of weights of another shape.
+    """
     for names, what in ((missing, "has no weights for"), (other, "has weights of another shape for")):
         if names:
             more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""

@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100 as their authors publish them: pickled batches, or records of label bytes and pixels."""
+"""CIFAR-10 and CIFAR-100 as their authors publish them: records of label bytes and pixels, or pickled batches."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -91,32 +91,28 @@ def _decode(known: Official, contents: Mapping[str, bytes], where: Path, suffix:
     return check_all_classes(arrays, str(where))
 
 
-def _from_archive(known: Official, path: Path, suffix: str, read: ReadBatch) -> Arrays:
+def _read(known: Official, path: Path, suffix: str, read: ReadBatch) -> Arrays:
+    """From the archive or the folder `path`."""
     train, test = _batches(known, suffix)
-    return _decode(known, tar_members(path, (*train, test)), path, suffix, read)
-
-
-def _from_folder(known: Official, folder: Path, suffix: str, read: ReadBatch) -> Arrays:
-    train, test = _batches(known, suffix)
-    return _decode(known, {name: read_bytes(folder / name) for name in (*train, test)}, folder, suffix, read)
+    names = (*train, test)
+    contents = {name: read_bytes(path / name) for name in names} if path.is_dir() else tar_members(path, names)
+    return _decode(known, contents, path, suffix, read)
 
 
 def find(known: Official, root: Path) -> list[Source]:
-    """The four official forms in `root`, the preferred first; one with missing files says so."""
-    count = known.name.removeprefix("cifar")
+    """The official forms in `root`, the pickle-free first; one with missing files says so."""
+    base = f"cifar-{known.name.removeprefix('cifar')}"
     found = []
-    for version, folder, suffix, read in (
-        ("python", f"cifar-{count}-batches-py" if count == "10" else f"cifar-{count}-python", "", _pickled),
-        ("binary", f"cifar-{count}-batches-bin" if count == "10" else f"cifar-{count}-binary", ".bin", _records),
-    ):
-        for path in (root / f"cifar-{count}-{version}.tar.gz", root / f"cifar-{count}-{version}.tar"):
+    for version, short, suffix, read in (("binary", "bin", ".bin", _records), ("python", "py", "", _pickled)):
+        for path in (root / f"{base}-{version}.tar.gz", root / f"{base}-{version}.tar"):
             if path.is_file():
-                decode = partial(_from_archive, known, path, suffix, read)
+                decode = partial(_read, known, path, suffix, read)
                 found.append(Source(known.name, f"{version} archive", root, (path,), decode))
-        if (root / folder).is_dir():
+        folder = root / (f"{base}-batches-{short}" if known.name == "cifar10" else f"{base}-{version}")
+        if folder.is_dir():
             train, test = _batches(known, suffix)
-            files = tuple(root / folder / name for name in (*train, test))
+            files = tuple(folder / name for name in (*train, test))
             missing = tuple(file for file in files if not file.is_file())
-            decode = partial(_from_folder, known, root / folder, suffix, read)
+            decode = partial(_read, known, folder, suffix, read)
             found.append(Source(known.name, f"{version} archive, extracted", root, files, decode, missing))
     return found

@@ -33,14 +33,8 @@ class Listed:
     """Which images stand in the official test lists, where those are to be followed."""
 
 
-@dataclass(frozen=True)
-class _Group:
-    """The images of one class in one domain."""
-
-    domain: str
-    label: int
-    test: bool
-    files: list[Path]
+_Groups = dict[tuple[str, int, bool], list[Path]]
+"""The images by domain, class number, and whether they are in a test list."""
 
 
 def find(request: Request, data_dir: Path | None) -> Listed:
@@ -110,11 +104,11 @@ def _from_folders(request: Request, root: Path, domains: dict[str, Path]) -> Lis
                 f"{_some(list(listing))}"
             )
     _check_classes(request, root, classes)
-    groups = (
-        _Group(domain, number, False, listing[name])
+    groups = {
+        (domain, number, False): listing[name]
         for domain, listing in found.items()
         for number, name in enumerate(classes)
-    )
+    }
     return _listed(request, "domain folders", root, tuple(found), tuple(classes), groups)
 
 
@@ -130,7 +124,7 @@ def _from_lists(request: Request, root: Path) -> Listed:
     """A line is `DOMAIN/CLASS/name.jpg LABEL`."""
     assert request.known is not None
     names: dict[int, str] = {}
-    groups: dict[tuple[str, int, bool], list[Path]] = {}
+    groups: _Groups = {}
     for domain in request.known.domains:
         for test in (False, True):
             path = root / f"{domain}_{'test' if test else 'train'}.txt"
@@ -151,9 +145,9 @@ def _from_lists(request: Request, root: Path) -> Listed:
         raise ValueError(
             f"{root}: {len(absent):,} images of the list files are not there, e.g. {absent[0]}; extract all archives"
         )
-    ordered = sorted(groups, key=lambda key: (request.known.domains.index(key[0]), *key[1:]))  # type: ignore[union-attr]
-    made = (_Group(*key, groups[key]) for key in ordered)
-    return _listed(request, "list files", root, request.known.domains, classes, made)
+    order = {domain: number for number, domain in enumerate(request.known.domains)}
+    groups = dict(sorted(groups.items(), key=lambda item: (order[item[0][0]], *item[0][1:])))
+    return _listed(request, "list files", root, request.known.domains, classes, groups)
 
 
 def _lines(path: Path, domain: str) -> Iterator[tuple[Path, int]]:
@@ -168,30 +162,19 @@ def _lines(path: Path, domain: str) -> Iterator[tuple[Path, int]]:
 
 
 def _listed(
-    request: Request, form: str, root: Path, domains: tuple[str, ...], classes: tuple[str, ...], made: Iterator[_Group]
+    request: Request, form: str, root: Path, domains: tuple[str, ...], classes: tuple[str, ...], groups: _Groups
 ) -> Listed:
-    groups = list(made)
     if not request.official_lists:  # one limit for both lists
-        joined: dict[tuple[str, int], _Group] = {}
-        for group in groups:
-            same = joined.setdefault((group.domain, group.label), _Group(group.domain, group.label, False, []))
-            same.files.extend(group.files)
-        groups = list(joined.values())
-    chosen = [_spread(sorted(group.files), request.limit) for group in groups]
-    sizes = [len(files) for files in chosen]
-
-    def repeated(values: list[int]) -> Labels:
-        return np.repeat(np.array(values, np.int64), sizes)
-
+        joined: _Groups = {}
+        for (domain, label, _), files in groups.items():
+            joined.setdefault((domain, label, False), []).extend(files)
+        groups = joined
+    chosen = [_spread(sorted(files), request.limit) for files in groups.values()]
+    described = np.array([(label, domains.index(domain), test) for domain, label, test in groups], np.int64)
+    label, domain, test = np.repeat(described, [len(files) for files in chosen], axis=0).T.copy()
+    images = tuple(path for files in chosen for path in files)
     return Listed(
-        form,
-        root,
-        domains,
-        classes,
-        tuple(path for files in chosen for path in files),
-        repeated([group.label for group in groups]),
-        repeated([domains.index(group.domain) for group in groups]),
-        repeated([group.test for group in groups]).astype(bool) if request.official_lists else None,
+        form, root, domains, classes, images, label, domain, test.astype(bool) if request.official_lists else None
     )
 
 

@@ -1,6 +1,8 @@
 """Single image files: PNG, JPEG and their like."""
 
+import contextlib
 import io
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -24,49 +26,43 @@ class Header(NamedTuple):
     grey: bool
 
 
-def header(data: bytes, where: str) -> Header:
-    """Size and kind, without decoding the pixels."""
+@contextlib.contextmanager
+def _opened(data: bytes, where: str) -> Iterator[tuple[Image.Image, Header]]:
+    """The image and its header; an error in its use says where the image is."""
     try:
         with Image.open(io.BytesIO(data), formats=FORMATS) as image:
-            return _checked(image, where)
+            yield image, _checked(image, where)
     except _Refused:
         raise
     except Exception as error:  # Pillow raises whatever a damaged file provokes
-        raise _spoilt(where, error) from error
+        reason = str(error).split(" <_io")[0] or type(error).__name__
+        raise ValueError(f"{where}: does not decode as an image ({reason}); replace or remove it") from error
+
+
+def header(data: bytes, where: str) -> Header:
+    """Size and kind, without decoding the pixels."""
+    with _opened(data, where) as (_, found):
+        return found
 
 
 def decode(data: bytes, shape: tuple[int, int, int], where: str) -> Pixels:
     """The pixels as channels x height x width, grey or colour as `shape` asks; transparency is dropped."""
     channels, height, width = shape
-    mode = "L" if channels == 1 else "RGB"
-    try:
-        with Image.open(io.BytesIO(data), formats=FORMATS) as image:
-            found = _checked(image, where)
-            if (found.height, found.width) != (height, width):
-                raise _Refused(
-                    f"{where}: the image is {found.width} x {found.height}, expected {width} x {height}; "
-                    "all images must have the same size, resize them first"
-                )
-            raw = _converted(image, mode).tobytes()
-    except _Refused:
-        raise
-    except Exception as error:
-        raise _spoilt(where, error) from error
-    return np.frombuffer(raw, np.uint8).reshape(height, width, channels).transpose(2, 0, 1)
+    with _opened(data, where) as (image, found):
+        if (found.height, found.width) != (height, width):
+            raise _Refused(
+                f"{where}: the image is {found.width} x {found.height}, expected {width} x {height}; "
+                "all images must have the same size, resize them first"
+            )
+        raw = _converted(image, "L" if channels == 1 else "RGB").tobytes()
+        return np.frombuffer(raw, np.uint8).reshape(height, width, channels).transpose(2, 0, 1)
 
 
 def decode_any(data: bytes, size: int, where: str) -> Pixels:
     """Colour pixels as 3 x size x size: the shorter side becomes `size`, of the longer one the middle is taken."""
-    try:
-        with Image.open(io.BytesIO(data), formats=FORMATS) as image:
-            _checked(image, where)
-            fitted = ImageOps.fit(_converted(image, "RGB"), (size, size), Image.Resampling.BICUBIC)
-            raw = fitted.tobytes()
-    except _Refused:
-        raise
-    except Exception as error:
-        raise _spoilt(where, error) from error
-    return np.frombuffer(raw, np.uint8).reshape(size, size, 3).transpose(2, 0, 1)
+    with _opened(data, where) as (image, _):
+        raw = ImageOps.fit(_converted(image, "RGB"), (size, size), Image.Resampling.BICUBIC).tobytes()
+        return np.frombuffer(raw, np.uint8).reshape(size, size, 3).transpose(2, 0, 1)
 
 
 def _converted(image: Image.Image, mode: str) -> Image.Image:
@@ -81,8 +77,3 @@ def _checked(image: Image.Image, where: str) -> Header:
     if mode.startswith(("I", "F")):
         raise _Refused(f"{where}: an image with more than 8 bits per value (mode {mode}); convert it to 8 bits")
     return Header(width, height, mode in ("1", "L", "LA"))
-
-
-def _spoilt(where: str, error: Exception) -> ValueError:
-    reason = str(error).split(" <_io")[0] or type(error).__name__
-    return ValueError(f"{where}: does not decode as an image ({reason}); replace or remove it")
