@@ -1,7 +1,5 @@
 """`fedlesam reproduce claim`: choose every arm's rho on held-out training data, then train the seeds of the results."""
 
-import csv
-import io
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +10,8 @@ import numpy as np
 from fedlesam import disk
 from fedlesam.build import load_data
 from fedlesam.report.read import Run, read_run
+from fedlesam.report.tables import Cell as Value
+from fedlesam.report.tables import Column, Table
 from fedlesam.runs.sweep import Sweep, Task, Watch
 from reproduction import claim_tables, probing, writing
 from reproduction.findings import MEASURES, Findings, Result
@@ -135,16 +135,14 @@ def _spoken(chosen: dict[str, float | None]) -> str:
 
 
 def raw(everything: list[Findings]) -> str:
-    """A line a run, for further computation."""
+    """A line per run as CSV, in full precision."""
     names = ["accuracy", "seconds", "left_out", *MEASURES]
-    out = io.StringIO()
-    write = csv.writer(out, lineterminator="\n")
-    write.writerow(["condition", "for", "arm", "rho", "chosen", "seed", *names])
+    rows: list[list[Value]] = []
     for found in everything:
         for purpose, some in (("tuning", found.tuning), ("results", found.results)):
             for (arm, rho), by_seed in some.items():
-                about = ["" if rho is None else f"{rho:g}", "yes" if found.chosen.get(arm) == rho else "no"]
-                for seed, of in by_seed.items():
-                    figures = [of.values.get(name, "") for name in names]
-                    write.writerow([found.condition.name, purpose, arm, *about, seed, *figures])
-    return out.getvalue()
+                chosen = "yes" if found.chosen.get(arm) == rho else "no"
+                begin = [found.condition.name, purpose, arm, "" if rho is None else rho, chosen]
+                rows += [[*begin, seed, *(of.values.get(n) for n in names)] for seed, of in by_seed.items()]
+    columns = [Column(name) for name in ("condition", "for", "arm", "rho", "chosen", "seed", *names)]
+    return Table("runs", "", columns, rows).csv()

@@ -109,7 +109,7 @@ def _block(block: Block) -> str:
         for name, cells in block.rows.items()
     )
     if block.ranked:
-        taus = "".join(f"<td>{'—' if tau is None else f'{tau:+.2f}'}</td>" for tau in block.taus().values())
+        taus = "".join(f"<td>{writing.shown_tau(tau)}</td>" for tau in block.taus().values())
         body += f'<tr class="tau"><th scope="row">Kendall\'s tau</th>{taus}</tr>\n'
     table = f"<table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody>\n</table>"
     named = escape(block.title)

@@ -1,8 +1,6 @@
-"""A table as Markdown, LaTeX and CSV."""
+"""A result table as Markdown, LaTeX and CSV."""
 
-import csv
-import io
-
+from fedlesam.report.tables import Column, Table, latex_text, two
 from reproduction.result_table import Block, Cell, ResultTable, Value
 
 LEGEND = (
@@ -16,61 +14,54 @@ def markdown(table: ResultTable) -> str:
     if any(cell.paper is not None for block in table.blocks for _, _, cell in block.cells()):
         lines += [LEGEND, ""]
     for block in table.blocks:
-        if block.title:
-            lines += [f"**{block.title}**", ""]
-        cells = _rows(block)
-        lines += [_line(cells[0]), _line(["---"] * len(cells[0])), *map(_line, cells[1:]), ""]
+        lines += [f"**{block.title}**", ""] if block.title else []
+        lines += [_printed(block).markdown()]
     lines += [f"![{picture.stem}]({picture.name})\n" for picture in table.pictures]
     lines += [f"- {note}" for note in notes_of(table)]
     return "\n".join(lines).rstrip() + "\n"
 
 
 def latex(table: ResultTable) -> str:
-    """One table environment a part; needs no package."""
+    """One table environment a part; for the package booktabs."""
     lines = [f"% {table.name}: {table.title}"]
     for block in table.blocks:
-        cells = [[_tex(cell) for cell in row] for row in _rows(block)]
-        lines += [
-            r"\begin{table}",
-            rf"\caption{{{_tex(f'{table.title}. {block.title}')}}}",
-            rf"\begin{{tabular}}{{l{'c' * len(block.columns)}}}",
-            r"\hline",
-            " & ".join(cells[0]) + r" \\",
-            r"\hline",
-            *(" & ".join(row) + r" \\" for row in cells[1:]),
-            r"\hline",
-            r"\end{tabular}",
-            r"\end{table}",
-        ]
+        caption = latex_text(f"{table.title}. {block.title}")
+        lines += [r"\begin{table}", rf"\caption{{{caption}}}", _printed(block).latex() + r"\end{table}"]
     lines += [f"% {note}" for note in notes_of(table)]
     return "\n".join(lines) + "\n"
 
 
 def table_csv(table: ResultTable) -> str:
-    """A line a cell, for further computation."""
-    out = io.StringIO()
-    write = csv.writer(out, lineterminator="\n")
+    """A line a cell, in full precision."""
     head = ["item", "part", "row", "column", "ours", "ours_std", "paper", "paper_std", "difference", "mark", "missing"]
-    write.writerow(head)
-    for block in table.blocks:
-        for row, column, cell in block.cells():
-            figures = [cell.ours, cell.spread, cell.paper, cell.paper_spread, cell.difference, cell.mark, cell.missing]
-            write.writerow([table.name, block.title, row, column, *map(_plain, figures)])
-    return out.getvalue()
+    rows = [
+        [
+            *(table.name, block.title, row, column, cell.ours, cell.spread, cell.paper, cell.paper_spread),
+            *(cell.difference, cell.mark, cell.missing),
+        ]
+        for block in table.blocks
+        for row, column, cell in block.cells()
+    ]
+    return Table(table.name, table.title, [Column(name) for name in head], rows).csv()
 
 
-def _rows(block: Block) -> list[list[str]]:
-    rows = [["", *block.columns]]
-    rows += [[name, *(shown(cell, block.places) for cell in cells)] for name, cells in block.rows.items()]
+def _printed(block: Block) -> Table:
+    """Its cells as text; numbers to the right."""
+    rows: list[list[Value | None]] = [
+        [name, *(shown(cell, block.places) for cell in cells)] for name, cells in block.rows.items()
+    ]
     if block.ranked:
-        taus = block.taus().values()
-        rows.append(["Kendall's tau", *("—" if tau is None else f"{tau:+.2f}" for tau in taus)])
-    return rows
+        rows.append(["Kendall's tau", *map(shown_tau, block.taus().values())])
+    return Table("", block.title, [Column(""), *(Column(name, two) for name in block.columns)], rows)
 
 
 def shown(cell: Cell, places: int | None) -> str:
     ours, paper = figures(cell, places)
     return f"{ours} / {paper}" if paper else ours
+
+
+def shown_tau(tau: float | None) -> str:
+    return "—" if tau is None else f"{tau:+.2f}"
 
 
 def figures(cell: Cell, places: int | None) -> tuple[str, str]:
@@ -89,24 +80,10 @@ def figures(cell: Cell, places: int | None) -> tuple[str, str]:
 
 
 def notes_of(table: ResultTable) -> list[str]:
-    """What must be known to read it, the missing first."""
+    """What must be known to read it, the missing cells first."""
     missing = [f"missing, {count} cell{'s' if count > 1 else ''}: {why}" for why, count in table.missing().items()]
     return [*missing, *table.notes]
 
 
 def _text(value: Value, places: int | None) -> str:
     return value if isinstance(value, str) else f"{value:.4g}" if places is None else f"{value:,.{places}f}"
-
-
-def _plain(value: Value | None) -> str:
-    return "" if value is None else value if isinstance(value, str) else f"{value:.6g}"
-
-
-def _line(cells: list[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
-
-
-def _tex(text: str) -> str:
-    plain = "".join(f"\\{letter}" if letter in "%&#_$" else letter for letter in text)
-    signs = {"±": r"$\pm$", "↑": r"$\uparrow$", "↓": r"$\downarrow$", "≠": r"$\neq$", "—": "--"}
-    return "".join(signs.get(letter, letter) for letter in plain)

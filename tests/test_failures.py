@@ -29,8 +29,8 @@ from fedlesam.data.splits import make_split
 from fedlesam.engines.stacked import NotStackable
 from fedlesam.engines.world import WorkerLost
 from fedlesam.federation import DROPOUT, Record
+from fedlesam.report.ranking import ranking
 from fedlesam.report.read import read_run
-from fedlesam.report.tables import ranking
 from fedlesam.runner import SPOKEN, NoAnswers, execute
 from fedlesam.runs import RunFolder
 

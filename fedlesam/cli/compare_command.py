@@ -83,8 +83,9 @@ def show_comparison(
     openers: "dict[str, Open] | None" = None,
 ) -> None:
     from fedlesam import compare as comparison
-    from fedlesam.cli.show import Display, print_ranking
-    from fedlesam.report.tables import ranking
+    from fedlesam.cli.show import Display
+    from fedlesam.cli.show_ranking import print_gains, print_ranking
+    from fedlesam.report.ranking import ranking
     from fedlesam.report.write import write_report
     from fedlesam.runs import RunFolder
     from fedlesam.trackers import watching
@@ -121,6 +122,7 @@ def show_comparison(
         click.echo(json.dumps({"folder": str(out), "report": str(report), "evaluated_on": on, "ranking": ranked}))
     elif not quiet:
         print_ranking(rows, on)
+        print_gains(rows, runs[0].method)
         for picture in pictures:
             click.echo(f"picture: {picture}")
         click.echo(f"runs: {out}")

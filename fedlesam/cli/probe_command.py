@@ -16,7 +16,7 @@ from fedlesam.cli.options import OUTPUT, Grouped, GroupedCommand
 if TYPE_CHECKING:
     from fedlesam.algorithms import Algorithm
     from fedlesam.config import RunConfig
-    from fedlesam.report.tabular import Cell, Table
+    from fedlesam.report.tables import Cell, Table
 
     Measured = tuple[Table, list[dict[str, Any]]]
 
@@ -256,7 +256,7 @@ def _draw(found: list[dict[str, Any]], folder: Path) -> list[Path]:
 
 def _tables(found: list[dict[str, Any]]) -> "list[Measured]":
     """A table a probe that was asked for, a row a run; with the readings it is made of."""
-    from fedlesam.report.tabular import Column, Table
+    from fedlesam.report.tables import Column, Table
 
     tables: list[Measured] = []
     for asked in dict.fromkeys(line["asked"] for line in found if "values" in line):

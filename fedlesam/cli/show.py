@@ -22,7 +22,6 @@ from rich.table import Table
 
 from fedlesam.evaluated import TEST, accuracy_of
 from fedlesam.federation import Record
-from fedlesam.report.tables import Row
 
 SECONDS_BETWEEN_LINES = 10.0
 WIDTH_IN_A_PIPE = 110
@@ -160,37 +159,6 @@ def wide_enough() -> Console:
     """A pipe has no width of its own."""
     console = Console()
     return console if console.is_terminal else Console(width=WIDTH_IN_A_PIPE)
-
-
-def print_ranking(rows: list[Row], on: str = TEST) -> None:
-    """Best first; costs beside FedAvg's, the field's unit, where it is among the methods."""
-    table = Table(header_style="bold", box=None, pad_edge=False)
-    table.add_column("#", justify="right")
-    table.add_column("method", no_wrap=True)
-    for name in ("last", "mean of last", "best", "backward passes", "MB sent", "seconds"):
-        table.add_column(name, justify="right")
-    base = next((row for row in rows if row.algorithm == "fedavg"), None)
-    for place, row in enumerate(rows, 1):
-        spread = f" ± {100 * row.spread:.2f}" if row.spread is not None else ""
-        passes = f" {row.backward_passes / base.backward_passes:.1f}x" if base and base.backward_passes else ""
-        sent = f" {row.megabytes / base.megabytes:.1f}x" if base else ""
-        table.add_row(
-            str(place),
-            row.algorithm,
-            percent(row.last),
-            percent(row.mean_of_last) + spread,
-            percent(row.best),
-            f"{row.backward_passes:,.0f}{passes}",
-            f"{row.megabytes:,.1f}{sent}",
-            f"{row.seconds:.1f}",
-        )
-    wide_enough().print(table)
-    seeds = max(row.seeds for row in rows)
-    click.echo(
-        f"\n{on.capitalize()} accuracy in %: of the last round, of the last 10 evaluations, of the best round."
-        + (" x: times FedAvg." if base else "")
-        + (f"\nMeans over {seeds} seeds; ± is the standard deviation over seeds." if seeds > 1 else "")
-    )
 
 
 def print_table(columns: list[str], rows: list[list[str]]) -> None:

@@ -17,7 +17,7 @@ from fedlesam.report.charts import ACCURACY, COSTS, Chart
 from fedlesam.report.commands import command
 from fedlesam.report.groups import Comparison, shared, shown
 from fedlesam.report.style import ON_DARK
-from fedlesam.report.tabular import Table
+from fedlesam.report.tables import Table
 
 DIGITS = 5
 """Significant digits of a number in a chart: more cannot be seen, and would double the file."""
@@ -246,7 +246,7 @@ def _chart(chart: Chart, pool: Pool) -> dict[str, Any]:
 def _results(
     comparison: Comparison, charts: list[Chart], tables: list[Table], panels: list[dict[str, Any]], pool: Pool
 ) -> str:
-    results = [_table(table, comparison) for table in tables if table.key == "results"]
+    results = [_table(table, comparison) for table in tables if table.key in ("results", "gains")]
     learning = [chart for chart in charts if chart.section == "learning"]
     cards = []
     for chart in learning:

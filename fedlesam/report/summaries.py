@@ -3,40 +3,70 @@
 from fedlesam.report import ledger
 from fedlesam.report.groups import Comparison, shown
 from fedlesam.report.ledger import Spent, times
-from fedlesam.report.tables import rank
-from fedlesam.report.tabular import Cell, Column, Table, by_fedavg, three_digits, two, whole
+from fedlesam.report.ranking import MEASURES, Row, rank
+from fedlesam.report.tables import Cell, Column, Table, by_fedavg, signed, three_digits, two, whole
 
 
 def tables_of(comparison: Comparison, targets: list[float]) -> list[Table]:
-    found = [results(comparison), costs(comparison), to_targets(comparison, targets), differences(comparison)]
+    found = [
+        results(comparison),
+        gains(comparison),
+        costs(comparison),
+        to_targets(comparison, targets),
+        differences(comparison),
+    ]
     return [table for table in found if table.rows]
+
+
+def _ranked(comparison: Comparison) -> list[Row]:
+    return rank((group.label, group.runs) for group in comparison.groups)
 
 
 def results(comparison: Comparison) -> Table:
     """Best first."""
     several = any(len(group.runs) > 1 for group in comparison.groups)
-    spread = [Column("± over seeds", two)] if several else []
+    order = ("mean_of_last", "last", "best")
     rows: list[list[Cell]] = []
-    for row in rank((group.label, group.runs) for group in comparison.groups):
-        last, mean, best, over = (
-            None if v is None else 100 * v for v in (row.last, row.mean_of_last, row.best, row.spread)
-        )
-        middle: list[Cell] = [over] if several else []
-        rows.append([row.algorithm, mean, *middle, last, best, row.seeds, row.rounds])
+    for row in _ranked(comparison):
+        cells: list[Cell] = [row.algorithm]
+        for name in order:
+            cells += [_percent(getattr(row, name)), *([_percent(row.spreads.get(name))] if several else [])]
+        rows.append([*cells, row.seeds, row.rounds])
     on = comparison.evaluated_on
-    columns = [
-        Column("method"),
-        Column(f"{on}, mean of last evaluations %", two),
-        *spread,
-        Column(f"{on}, last round %", two),
-        Column(f"{on}, best round %", two),
-        Column("seeds", whole),
-        Column("rounds", whole),
-    ]
+    columns = [Column("method")]
+    for name in order:
+        title = f"{on}, {MEASURES[name]}"
+        columns += [Column(f"{title} %", two), *([Column(f"± {title}", two)] if several else [])]
+    columns += [Column("seeds", whole), Column("rounds", whole)]
     about = "The first number is the mean of the last 10 evaluations, or of all where there are fewer."
     if several:
         about += " Means over seeds; ± is their standard deviation."
     return Table("results", f"{on.capitalize()} accuracy, best first", columns, rows, about)
+
+
+def gains(comparison: Comparison) -> Table:
+    """Differences from the first method, paired by seed."""
+    first = comparison.groups[0].label
+    rows: list[list[Cell]] = []
+    for row in _ranked(comparison):
+        if row.gains:
+            cells: list[Cell] = [row.algorithm]
+            for name in MEASURES:
+                gain = row.gains.get(name)
+                cells += [None] * 3 if gain is None else [100 * gain.mean, 100 * gain.low, 100 * gain.high]
+            rows.append([*cells, max(gain.seeds for gain in row.gains.values())])
+    columns = [Column("method")]
+    for title in MEASURES.values():
+        columns += [Column(title, signed), Column(f"{title}, from", signed), Column(f"{title}, to", signed)]
+    about = (
+        f"Points of {comparison.evaluated_on} accuracy over {first}: mean difference on the seeds both have, and its 95 % t-interval. Runs of "
+        "equal seeds share the split, the first model and the batches."
+    )
+    return Table("gains", f"Over {first}, paired by seed", [*columns, Column("seeds", whole)], rows, about)
+
+
+def _percent(value: float | None) -> float | None:
+    return None if value is None else 100 * value
 
 
 def costs(comparison: Comparison) -> Table:

@@ -1,62 +1,131 @@
-"""Runs side by side: one row a method, best first."""
+"""A table once, as CSV, Markdown, LaTeX and HTML."""
 
-from collections import defaultdict
-from collections.abc import Iterable
+import csv
+import io
+from collections.abc import Callable
 from dataclasses import dataclass
-from statistics import fmean, stdev
+from html import escape
 
-from fedlesam.report.read import Run
+Cell = str | float | int | None
+
+NOTHING = "–"
 
 
 @dataclass(frozen=True)
-class Row:
-    """One method over its seeds; accuracies are shares, spreads their standard deviation over seeds."""
-
-    algorithm: str
-    """By its name for readers."""
-    seeds: int
-    last: float | None
-    """None unless every run was evaluated after its last round."""
-    mean_of_last: float | None
-    best: float | None
-    spread: float | None
-    """Of `mean_of_last`; None with one seed."""
-    backward_passes: float
-    megabytes: float
-    """Down and up, all clients and rounds."""
-    seconds: float
-    rounds: float
+class Column:
+    name: str
+    show: Callable[[float], str] | None = None
+    """How a number is written for people; None for text."""
 
 
-def ranking(runs: list[Run]) -> list[Row]:
-    """Best mean of the last evaluations first; costs are means over seeds."""
-    by_method: dict[str, list[Run]] = defaultdict(list)
-    for run in runs:
-        by_method[run.method].append(run)
-    return rank(by_method.items())
+@dataclass(frozen=True)
+class Table:
+    key: str
+    """Also the name of its file."""
+    title: str
+    columns: list[Column]
+    rows: list[list[Cell]]
+    about: str = ""
+
+    def csv(self) -> str:
+        """Numbers as they are, so that nothing is lost on the way to a spreadsheet; empty where there is none.
+
+        Text that a spreadsheet would take for a formula gets an apostrophe before it.
+        """
+        out = io.StringIO()
+        writer = csv.writer(out, lineterminator="\n")
+        writer.writerow([column.name for column in self.columns])
+        writer.writerows([[_tame(cell) if isinstance(cell, str) else cell for cell in row] for row in self.rows])
+        return out.getvalue()
+
+    def markdown(self) -> str:
+        def line(cells: list[str]) -> str:
+            return "| " + " | ".join(cell.replace("\\", "\\\\").replace("|", "\\|") for cell in cells) + " |\n"
+
+        rule = "|" + "|".join("---:" if column.show else "---" for column in self.columns) + "|\n"
+        return line([column.name for column in self.columns]) + rule + "".join(line(row) for row in self.shown())
+
+    def latex(self) -> str:
+        """For the package booktabs."""
+        align = "".join("r" if column.show else "l" for column in self.columns)
+        head = " & ".join(latex_text(column.name) for column in self.columns)
+        body = "".join(" & ".join(latex_text(cell) for cell in row) + " \\\\\n" for row in self.shown())
+        return (
+            f"\\begin{{tabular}}{{{align}}}\n\\toprule\n{head} \\\\\n\\midrule\n{body}\\bottomrule\n\\end{{tabular}}\n"
+        )
+
+    def html(self, method: Callable[[str], tuple[str, str]]) -> str:
+        """`method` gives, for the name of a method, the attributes of its row and what stands in its cell."""
+        head = "".join(f'<th scope="col"{_number(c)}>{escape(c.name)}</th>' for c in self.columns)
+        names = [column.name for column in self.columns]
+        body, before = "", None
+        for row in self.shown():
+            attributes, cells = "", ""
+            for i, (column, cell) in enumerate(zip(self.columns, row, strict=True)):
+                content = escape(cell)
+                if column.name == "method":
+                    attributes, content = method(cell)
+                tag = 'th scope="row"' if i == names.index("method") else "td"
+                cells += f"<{tag}{_number(column)}>{content}</{tag[:2]}>"
+            part = ' class="first"' if names[0] != "method" and before not in (None, row[0]) else ""
+            body, before = f"{body}<tr{attributes}{part}>{cells}</tr>\n", row[0]
+        return f"<table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody>\n</table>"
+
+    def shown(self) -> list[list[str]]:
+        return [[_show(column, cell) for column, cell in zip(self.columns, row, strict=True)] for row in self.rows]
 
 
-def rank(named: Iterable[tuple[str, list[Run]]]) -> list[Row]:
-    rows = [_row(name, seeds) for name, seeds in named]
-    return sorted(rows, key=lambda row: (row.mean_of_last is None, -(row.mean_of_last or 0.0)))
+def _show(column: Column, cell: Cell) -> str:
+    if cell is None:
+        return NOTHING
+    return str(cell) if isinstance(cell, str) or column.show is None else column.show(cell)
 
 
-def _row(algorithm: str, runs: list[Run]) -> Row:
-    def accuracy(name: str) -> list[float]:
-        return [run.accuracy[name] for run in runs if name in run.accuracy]
+def _number(column: Column) -> str:
+    return ' class="number"' if column.show else ""
 
-    def mean(values: list[float]) -> float | None:
-        return fmean(values) if values else None
 
-    return Row(
-        algorithm=algorithm,
-        seeds=len(runs),
-        last=mean(accuracy("last")) if len(accuracy("last")) == len(runs) else None,
-        mean_of_last=mean(accuracy("mean_of_last")),
-        best=mean(accuracy("best")),
-        spread=stdev(accuracy("mean_of_last")) if len(accuracy("mean_of_last")) > 1 else None,
-        backward_passes=fmean(run.total("backward_passes") for run in runs),
-        megabytes=fmean(run.total("bytes_down") + run.total("bytes_up") for run in runs) / 1e6,
-        seconds=fmean(run.total("seconds") for run in runs),
-        rounds=fmean(len(run.records) for run in runs),
-    )
+def _tame(text: str) -> str:
+    return f"'{text}" if text[:1] in tuple("=+-@\t\r") else text
+
+
+LATEX = {
+    **{letter: f"\\{letter}" for letter in "&%$#_{}"},
+    "\\": "\\textbackslash{}",
+    "~": "\\textasciitilde{}",
+    "^": "\\textasciicircum{}",
+    "<": "\\textless{}",
+    ">": "\\textgreater{}",
+    "×": "$\\times$",
+    "±": "$\\pm$",
+    "–": "--",
+    "—": "--",
+    "²": "$^2$",
+    "↑": "$\\uparrow$",
+    "↓": "$\\downarrow$",
+    "≠": "$\\neq$",
+}
+
+
+def latex_text(text: str) -> str:
+    return "".join(LATEX.get(letter, letter) for letter in text)
+
+
+def whole(value: float) -> str:
+    return f"{value:,.0f}"
+
+
+def two(value: float) -> str:
+    return f"{value:.2f}"
+
+
+def signed(value: float) -> str:
+    return f"{value:+.2f}"
+
+
+def three_digits(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def by_fedavg(value: float) -> str:
+    return f"{value:.2f}×"

@@ -11,7 +11,7 @@ from fedlesam.report.groups import Comparison, compare_runs
 from fedlesam.report.page import page
 from fedlesam.report.read import Run
 from fedlesam.report.summaries import tables_of
-from fedlesam.report.tabular import Table
+from fedlesam.report.tables import Table
 
 
 def write_report(

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -379,6 +380,12 @@ def test_compare_with_seeds(call: Call, tmp_path: Path) -> None:
     table = call(*args)
     assert table.code == 0
     assert "Means over 2 seeds" in table.out
+    [gains] = [row["gains"] for row in answer["ranking"] if row["algorithm"] == "fedsam"]
+    assert "Points over fedavg, paired by seed: mean and 95 % t-interval." in table.out
+    for gain in (gains[name] for name in ("last", "mean_of_last", "best")):
+        interval = f"{100 * gain['mean']:+.2f} [{100 * gain['low']:+.2f}, {100 * gain['high']:+.2f}]"
+        assert interval in table.out and gain["low"] <= gain["mean"] <= gain["high"] and gain["seeds"] == 2
+    assert len(re.findall(r"\d ± \d", table.out)) == 6, "every accuracy of both methods"
     assert "2.0x" in table.out, "fedsam's backward passes beside fedavg's"
     assert table.out.index(answer["ranking"][0]["algorithm"]) < table.out.index(answer["ranking"][1]["algorithm"])
 

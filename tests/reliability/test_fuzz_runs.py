@@ -21,8 +21,8 @@ from fedlesam.cli.runs_command import command as runs_command
 from fedlesam.config import RunConfig
 from fedlesam.federation import Record
 from fedlesam.overview import find_runs, look_at
+from fedlesam.report.ranking import ranking
 from fedlesam.report.read import read_run
-from fedlesam.report.tables import ranking
 from fedlesam.runner import execute
 from fedlesam.runs import RunFolder
 

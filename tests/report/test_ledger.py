@@ -13,8 +13,8 @@ from fedlesam.config import RunConfig
 from fedlesam.report.groups import Comparison, compare_runs
 from fedlesam.report.ledger import default_targets, group_to_target, ledger, to_target
 from fedlesam.report.read import Run
-from fedlesam.report.summaries import costs, differences, results, tables_of, to_targets
-from fedlesam.report.tabular import Cell, Column, Table, two
+from fedlesam.report.summaries import costs, differences, gains, results, tables_of, to_targets
+from fedlesam.report.tables import Cell, Column, Table, two
 
 
 def run(
@@ -147,13 +147,29 @@ def test_default_targets_are_what_fedavg_reaches() -> None:
     assert default_targets(weakest) == [0.45, 0.5]
 
 
+def test_gains_are_over_the_first_method() -> None:
+    """Of scaffold one seed is there, of fedsam both; fedavg is the first."""
+    runs = [run([0.4], "fedavg", 0), run([0.5], "fedavg", 1), run([0.6], "scaffold", 0)]
+    table = gains(compare_runs([*runs, run([0.5], "fedsam", 0), run([0.8], "fedsam", 1)]))
+    assert table.title == "Over fedavg, paired by seed"
+    [row] = table.shown()
+    assert row[:4] == ["fedsam", "+20.00", "-107.06", "+147.06"] and row[-1] == "2"
+    assert not gains(compare_runs(runs[:1])).rows
+
+
 def test_results_are_ranked_and_differences_are_only_those() -> None:
     assert [row["method"] for row in rows(results(comparison()))] == ["scaffold", "fedavg", "fedsam"]
     table = differences(comparison())
     assert [column.name for column in table.columns] == ["method", "seeds"], "nothing but the method differs"
     assert table.shown()[0] == ["fedavg", "0, 1"]
-    assert [t.key for t in tables_of(comparison(), [0.5])] == ["results", "costs", "to-target", "differences"]
-    assert [t.key for t in tables_of(comparison(), [])] == ["results", "costs", "differences"]
+    assert [t.key for t in tables_of(comparison(), [0.5])] == [
+        "results",
+        "gains",
+        "costs",
+        "to-target",
+        "differences",
+    ]
+    assert [t.key for t in tables_of(comparison(), [])] == ["results", "gains", "costs", "differences"]
 
 
 NASTY = ["a|b", "x & y", "100%", "a_b", "{c}", "\\d", "<i>", "=1+1", "–", "#~^$"]

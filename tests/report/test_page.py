@@ -218,7 +218,7 @@ def test_figures_and_tables_as_files(tmp_path: Path) -> None:
         assert (figures / f"{name}.pdf").read_bytes().startswith(b"%PDF")
     assert {path.name for path in tables.iterdir()} == {
         f"{name}.{ending}"
-        for name in ("results", "costs", "to-target", "differences")
+        for name in ("results", "gains", "costs", "to-target", "differences")
         for ending in ("csv", "md", "tex")
     }
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["r.html"], "and no part of a file"

@@ -391,7 +391,7 @@ def test_a_sheet_in_every_form(tmp_path: Path) -> None:
     tex = latex(table)
     assert r"fed\_x" in tex and r"a \& b" in tex and tex.count(r"\begin{table}") == 1
     lines = list(csv.reader(table_csv(table).splitlines()))
-    assert lines[1][:6] == ["table0", "upper", "fedavg", "one", "70", "0.5"] and lines[1][8:10] == ["-6", "↓"]
+    assert lines[1][:6] == ["table0", "upper", "fedavg", "one", "70.0", "0.5"] and lines[1][8:10] == ["-6.0", "↓"]
     assert len({len(line) for line in lines}) == 1 and len(lines) == 5
     shown = page("t", [table], ["reduction: fewer", "choice: ours"], {"a & b": tmp_path / "report-1.html"})
     assert '<td class="missing" title="100 % &lt;away&gt;">—<small>1.00</small></td>' in shown

@@ -12,8 +12,8 @@ from safetensors.torch import save_file
 
 from fedlesam import config as configs
 from fedlesam.config import RunConfig
+from fedlesam.report.ranking import Row, ranking
 from fedlesam.report.read import Run, read_run
-from fedlesam.report.tables import Row, ranking
 
 
 def run(algorithm: str, seed: int, accuracy: tuple[float, float, float] | None, passes: int, rounds: int = 2) -> Run:
@@ -56,6 +56,21 @@ def test_means_and_spread_over_seeds() -> None:
     assert row.megabytes == pytest.approx((4 + 12 + 8) / 3)
     assert row.seconds == pytest.approx((0.5 + 1.5 + 1.0) / 3)
     assert row.rounds == 2
+
+
+def test_gains_over_the_first_method_are_paired_by_seed() -> None:
+    """Differences .1, .2 and .3 on the seeds both have: mean .2, deviation .1, t(2) = 4.3027."""
+    runs = [run("fedsam", seed, (a, a, a), 10) for seed, a in ((0, 0.5), (1, 0.1), (2, 0.3))]
+    runs += [run("fedavg", seed, (a, a, 0.9), 10) for seed, a in ((2, 0.6), (0, 0.6), (5, 0.0), (1, 0.3))]
+    runs += [run("alone", 1, (0.0, 0.0, 0.0), 10)]
+    rows = {row.algorithm: row for row in ranking(runs)}
+    assert not rows["fedsam"].gains and not rows["alone"].gains, "the first method itself, and one common seed"
+    gain = rows["fedavg"].gains["last"]
+    half = 4.302653 * 0.1 / 3**0.5
+    assert (gain.mean, gain.low, gain.high) == pytest.approx((0.2, 0.2 - half, 0.2 + half), abs=1e-6)
+    assert gain.seeds == 3 and gain == rows["fedavg"].gains["mean_of_last"]
+    assert rows["fedavg"].gains["best"].mean == pytest.approx(0.6)
+    assert rows["fedsam"].spreads == pytest.approx(dict.fromkeys(("last", "mean_of_last", "best"), 0.2))
 
 
 def test_a_seed_without_accuracy_is_left_out_of_it() -> None:

@@ -1,0 +1,99 @@
+"""Methods over their seeds, best first, and their paired differences from the first method."""
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from statistics import fmean
+
+from fedlesam.report.read import Run
+from fedlesam.runs.stats import SeedMean, paired, seed_mean
+
+MEASURES = {"last": "last round", "mean_of_last": "mean of last evaluations", "best": "best round"}
+"""Accuracies of a run, and their names for readers."""
+
+
+@dataclass(frozen=True)
+class Gain:
+    """A mean difference from the first method over the seeds both have, and its 95 % t-interval."""
+
+    mean: float
+    low: float
+    high: float
+    seeds: int
+
+
+@dataclass(frozen=True)
+class Row:
+    """One method over its seeds. Accuracies are fractions; dictionaries have the keys of `MEASURES`."""
+
+    algorithm: str
+    """By its name for readers."""
+    seeds: int
+    last: float | None
+    """None unless every run was evaluated after its last round."""
+    mean_of_last: float | None
+    best: float | None
+    spread: float | None
+    """Of `mean_of_last`; None with one seed."""
+    backward_passes: float
+    megabytes: float
+    """Down and up, all clients and rounds."""
+    seconds: float
+    rounds: float
+    spreads: dict[str, float] = field(default_factory=dict)
+    """Standard deviations over seeds; empty with one seed."""
+    gains: dict[str, Gain] = field(default_factory=dict)
+    """Over the first method; empty for itself and where fewer than two seeds are common."""
+
+
+def ranking(runs: list[Run]) -> list[Row]:
+    """Best mean of the last evaluations first; costs are means over seeds, gains over the first run's method."""
+    by_method: dict[str, list[Run]] = defaultdict(list)
+    for run in runs:
+        by_method[run.method].append(run)
+    return rank(by_method.items())
+
+
+def rank(named: Iterable[tuple[str, list[Run]]]) -> list[Row]:
+    """The first of them is the one that gains are over."""
+    methods = dict(named)
+    first = next(iter(methods.values()), [])
+    rows = [_row(name, runs, first) for name, runs in methods.items()]
+    return sorted(rows, key=lambda row: (row.mean_of_last is None, -(row.mean_of_last or 0.0)))
+
+
+def _row(algorithm: str, runs: list[Run], first: list[Run]) -> Row:
+    found = {name: seed_mean([run.accuracy[name] for run in runs if name in run.accuracy]) for name in MEASURES}
+    if not all("last" in run.accuracy for run in runs):
+        found["last"] = None
+    spreads = {name: of.spread for name, of in found.items() if of is not None and of.spread is not None}
+    gains = {name: gain for name in MEASURES if (gain := _gain(runs, first, name)) is not None}
+    return Row(
+        algorithm=algorithm,
+        seeds=len(runs),
+        last=_mean(found["last"]),
+        mean_of_last=_mean(found["mean_of_last"]),
+        best=_mean(found["best"]),
+        spread=spreads.get("mean_of_last"),
+        backward_passes=fmean(run.total("backward_passes") for run in runs),
+        megabytes=fmean(run.total("bytes_down") + run.total("bytes_up") for run in runs) / 1e6,
+        seconds=fmean(run.total("seconds") for run in runs),
+        rounds=fmean(len(run.records) for run in runs),
+        spreads=spreads,
+        gains=gains,
+    )
+
+
+def _by_seed(runs: list[Run], measure: str) -> dict[int, float]:
+    return {run.config.seed: run.accuracy[measure] for run in runs if measure in run.accuracy}
+
+
+def _mean(found: SeedMean | None) -> float | None:
+    return None if found is None else found.mean
+
+
+def _gain(runs: list[Run], first: list[Run], measure: str) -> Gain | None:
+    if runs is first:
+        return None
+    over = paired(_by_seed(runs, measure), _by_seed(first, measure))
+    return Gain(over.mean, *over.interval(), len(over.values)) if len(over.values) > 1 else None
