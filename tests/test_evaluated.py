@@ -18,8 +18,8 @@ from fedlesam.federation import Record
 from fedlesam.interrupt import Interrupted
 from fedlesam.overview import look_at
 from fedlesam.report.groups import compare_runs
+from fedlesam.report.ranking import ranking
 from fedlesam.report.read import find_runs, read_run
-from fedlesam.report.tables import ranking
 from fedlesam.report.write import write_report
 from fedlesam.runner import accuracies, execute
 from fedlesam.runs.folder import RunFolder

@@ -59,8 +59,8 @@ def gains(comparison: Comparison) -> Table:
     for title in MEASURES.values():
         columns += [Column(title, signed), Column(f"{title}, from", signed), Column(f"{title}, to", signed)]
     about = (
-        f"Points of {comparison.evaluated_on} accuracy over {first}: mean difference on the seeds both have, and its 95 % t-interval. Runs of "
-        "equal seeds share the split, the first model and the batches."
+        f"Points of {comparison.evaluated_on} accuracy over {first}: mean difference on the seeds both have, and its "
+        "95 % t-interval."
     )
     return Table("gains", f"Over {first}, paired by seed", [*columns, Column("seeds", whole)], rows, about)
 
