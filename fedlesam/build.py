@@ -73,6 +73,7 @@ def build(
         clip_scope=config.clip_scope,  # type: ignore[arg-type]
         momentum=config.momentum,
     )
+    local.check_decay(algorithm, config.rounds)
     data = data or load_data(config)
     if config.augment and data.augment is not None:
         local = LocalTraining(**{**vars(local), "augment": data.augment})

@@ -37,11 +37,12 @@ def check_choice(owner: str, name: str, value: object, choices: tuple[str, ...])
         raise ValueError(f"{owner}: {name} must be one of {', '.join(map(repr, choices))}, got {value!r}")
 
 
+LOWER = "lower the learning rate or rho, or clip at a smaller norm"
+
+
 class NotFinite(ArithmeticError):
     """A client's numbers have exploded; says how and whose, so that it can be left out or the run can stop."""
 
-    def __init__(self, what: str, round: int, client: int) -> None:
-        super().__init__(
-            f"round {round}, client {client}: {what}; lower the learning rate or rho, or clip at a smaller norm"
-        )
-        self.what, self.round, self.client = what, round, client
+    def __init__(self, what: str, round: int, client: int, remedy: str = LOWER) -> None:
+        super().__init__(f"round {round}, client {client}: {what}; {remedy}")
+        self.what, self.round, self.client, self.remedy = what, round, client, remedy

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from fedlesam import seeds
 from fedlesam.algorithms import Algorithm
-from fedlesam.checks import NotFinite
+from fedlesam.checks import LOWER, NotFinite
 from fedlesam.data.batches import Batches, ClientData, batch_indices
+from fedlesam.data.sound import check_finite
 from fedlesam.descent import Descent
 from fedlesam.local import LocalTraining
 from fedlesam.messages import Answer, Broadcast, Memory
@@ -90,7 +91,7 @@ def local_update(
         seeds.reseed_torch(mask_seed, model.device)
         step.loss = model.backward(local.loss, x, y)
         if not math.isfinite(step.loss):
-            raise NotFinite(f"the loss of step {steps} is not finite", sent.round, client)
+            raise NotFinite(f"the loss of step {steps} is not finite", sent.round, client, _remedy(x, y, indices))
         yield step
 
         gradients = model.gradients()
@@ -128,6 +129,15 @@ def finish(steps: Generator[Step, None, Answer], check: Callable[[], None] | Non
         except StopIteration as end:
             answer: Answer = end.value
             return answer
+
+
+def _remedy(x: Tensor, y: Tensor, numbers: Tensor | slice) -> str:
+    """For a loss that is not finite: where the samples are to blame, no learning rate helps."""
+    try:
+        check_finite(x, y, "its data", numbers)
+    except ValueError as error:
+        return str(error)
+    return LOWER
 
 
 def _same_shape(e: Tensor, anchor: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ Imports no PyTorch, so that `fedlesam --help` answers at once.
 import dataclasses
 import hashlib
 import json
+import math
 import re
 import tomllib
 from collections.abc import Callable, Mapping
@@ -24,7 +25,10 @@ def whole(text: str) -> int:
 
 
 def number(text: str) -> float:
-    return float(text)
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"expected a finite number, got {text!r}")
+    return value
 
 
 def text(value: str) -> str:
@@ -48,8 +52,8 @@ def byte_size(value: str) -> int:
 def active_clients(value: str) -> int | float:
     """`10` is a count, `0.1` or `10%` a share."""
     if value.endswith("%"):
-        return float(value[:-1]) / 100
-    return int(value) if re.fullmatch(r"[+-]?\d+", value) else float(value)
+        return number(value[:-1]) / 100
+    return int(value) if re.fullmatch(r"[+-]?\d+", value) else number(value)
 
 
 def epoch_range(value: str) -> int | str:
@@ -211,7 +215,7 @@ def parse(name: str, value: str, where: str) -> Value:
 
 
 def _guess(value: str) -> Value:
-    for kind in (whole, number, switch):
+    for kind in (whole, float, switch):
         try:
             return kind(value)
         except ValueError:

@@ -63,6 +63,8 @@ class Prediction:
     parameters: int
     clients: int
     active: int
+    answers: float
+    """Of the active clients, expected with dropout."""
     backward_passes_per_round: float
     bytes_down_per_round: float
     bytes_up_per_round: float
@@ -97,13 +99,15 @@ def predict(config: RunConfig, federation: Federation) -> Prediction:
     sums = 4 if federation.weighting == "examples" else 2
     working = (5 + ascends + sums * cost.up + cost.down) * vector
     steps = [_steps(federation, client) for client in range(n)]
+    answers = k * (1 - federation.dropout)
     return Prediction(
         parameters=state.weights.numel(),
         clients=n,
         active=k,
-        backward_passes_per_round=cost.passes * k * sum(steps) / n,
+        answers=answers,
+        backward_passes_per_round=cost.passes * answers * sum(steps) / n,
         bytes_down_per_round=k * (cost.down * vector + buffers),
-        bytes_up_per_round=k * (cost.up * vector + buffers),
+        bytes_up_per_round=answers * (cost.up * vector + buffers),
         one_client=round((cost.stored - 1) * vector),
         client_memory=memory,
         ram=round(here * (PROCESS_BYTES + working) + cost.server * vector) + memory - in_files + fresh,

@@ -1,5 +1,6 @@
 """Loss and accuracy of a global model on data it was not trained on."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -7,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fedlesam.data.batches import Batches, steps_per_epoch
+from fedlesam.data.sound import check_finite
 from fedlesam.models.flat import FlatModel, Loss
 
 BATCH = 500
@@ -57,7 +59,10 @@ def score_batches(
         if output.ndim == 2 and y.ndim == 1 and not y.is_floating_point():
             hits = y[output.argmax(1) == y]
             right, seen = (labels.bincount(minlength=output.shape[1]).tolist() for labels in (hits, y))
-        scores.append(BatchScore(number, len(x), loss(output, y).item(), right, seen))
+        found = loss(output, y).item()
+        if not math.isfinite(found):
+            check_finite(x, y, "the samples evaluated on", torch.arange(start, start + len(x)))
+        scores.append(BatchScore(number, len(x), found, right, seen))
     return scores
 
 

@@ -22,7 +22,8 @@ from torch import Tensor, nn
 from fedlesam import evaluation, lookup, seeds
 from fedlesam.algorithms import Algorithm
 from fedlesam.checks import check_choice, check_count, check_number
-from fedlesam.data.batches import Batches, ClientData, check_client, known_labels
+from fedlesam.data.batches import Batches, ClientData, known_labels
+from fedlesam.data.sound import check_labels, check_samples, describe
 from fedlesam.engines.distributed import DistributedEngine, follow
 from fedlesam.engines.serial import Saved, SerialEngine
 from fedlesam.engines.stacked import CHANGES, NotStackable, StackedEngine, check_stackable
@@ -39,6 +40,9 @@ from fedlesam.store import Store
 
 DROPOUT = "dropout"
 """The reason of a client that never answers because it was drawn to."""
+
+MOST_THREADS = 1024
+"""Beyond it the threads' own memory ends the process."""
 
 
 @dataclass(frozen=True)
@@ -152,6 +156,8 @@ class Federation:
             check_number("Federation", "max_update_norm", max_update_norm, above=0)
         if threads is not None:
             check_count("Federation", "threads", threads)
+            if threads > MOST_THREADS:
+                raise ValueError(f"Federation: threads must be at most {MOST_THREADS}, got {threads}")
         if memory is not None:
             check_count("Federation", "memory", memory, at_least=0)
         if weighting == "examples" and self.algorithm.plain_mean_rules:
@@ -168,10 +174,7 @@ class Federation:
             check_stackable(world.size if world is not None else workers, compile)
         if len(clients) == 0:
             raise ValueError("there are no clients")
-        for number, data in enumerate(clients):
-            check_client(data, f"client {number}")
-        if test is not None:
-            check_client(test, "the test set")
+        check_samples(clients, test, drop=on_client_error == "drop")
         self.clients, self.local, self.seed = clients, local or LocalTraining(), seed
         self.active, self.weighting = count_active(active, len(clients)), weighting
         self.evaluate_every, self.dropout = evaluate_every, dropout
@@ -286,6 +289,7 @@ class Federation:
     def run(self, rounds: int) -> Iterator[Record]:
         """Train `rounds` more rounds, a record each; the model of the last one is always evaluated."""
         check_count("run", "rounds", rounds)
+        self.local.check_decay(self.algorithm, self.state.round + rounds)
         for left in reversed(range(rounds)):
             yield self.round(evaluate=None if left else True)
 
@@ -382,9 +386,9 @@ class Federation:
 def check_outputs(
     model: FlatModel, clients: Sequence[ClientData], test: ClientData | None, local: LocalTraining, stacked: bool
 ) -> int:
-    """Show the model one sample, and check all labels against its number of outputs, before any work is done."""
+    """Show the model one sample, and check all labels against its outputs, before any work is done."""
     with seeds.untouched(model.device):
-        x, _ = Batches(clients[0], model.device).fetch(torch.tensor([0]), seed=0)
+        x, y = Batches(clients[0], model.device).fetch(torch.tensor([0]), seed=0)
     twice = torch.cat([x, x])  # batch statistics need more than one
     if model.state.own or model.state.frozen or stacked:
         with seeds.untouched(model.device):
@@ -398,22 +402,10 @@ def check_outputs(
     except Unsupported:
         raise
     except Exception as error:
-        raise ValueError(
-            f"the model does not take inputs of shape {tuple(x.shape)}, as client 0 has: {error}"
-        ) from error
-    outputs = output.shape[-1] if output.ndim else 1
-    if local.loss is not F.cross_entropy or output.ndim != 2:
-        return outputs
-    named = [(f"client {i}", data) for i, data in enumerate(clients)]
-    for where, data in [*named, ("the test set", test)] if test is not None else named:
-        labels = known_labels(data)
-        if labels is None or labels.is_floating_point():
-            continue
-        low, high = int(labels.min()), int(labels.max())
-        if low < 0 or high >= outputs:
-            wrong = low if low < 0 else high
-            raise ValueError(f"{where}: label {wrong} is outside 0 to {outputs - 1}, the model's {outputs} outputs")
-    return outputs
+        raise ValueError(f"the model does not take {describe(x, model.weights.dtype)}: {error}") from error
+    if local.loss is F.cross_entropy:
+        check_labels(clients, test, y, output.shape)
+    return output.shape[-1] if output.ndim else 1
 
 
 def _mixtures(clients: Sequence[ClientData], classes: int) -> Tensor:

@@ -1,5 +1,6 @@
 """How a client trains: the settings of its local loop."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -9,7 +10,7 @@ import torch.nn.functional as F
 
 from fedlesam import seeds
 from fedlesam.algorithms import Algorithm
-from fedlesam.checks import check_choice, check_count, check_number
+from fedlesam.checks import LARGEST, check_choice, check_count, check_number
 from fedlesam.data.batches import Augment
 from fedlesam.models.flat import Loss
 
@@ -54,7 +55,20 @@ class LocalTraining:
                 check_count("LocalTraining", "epochs", epochs)
 
     def lr_at(self, round: int, algorithm: Algorithm) -> float:
-        return self.lr * (algorithm.lr_decay if self.lr_decay is None else self.lr_decay) ** round
+        try:
+            return self.lr * (algorithm.lr_decay if self.lr_decay is None else self.lr_decay) ** round
+        except OverflowError:
+            return math.inf
+
+    def check_decay(self, algorithm: Algorithm, rounds: int) -> None:
+        """A ValueError where the learning rate leaves what single precision can hold."""
+        lr = self.lr_at(rounds - 1, algorithm)
+        if not 1 / LARGEST <= lr <= LARGEST:
+            decay = algorithm.lr_decay if self.lr_decay is None else self.lr_decay
+            raise ValueError(
+                f"LocalTraining: lr_decay {decay:g} makes the learning rate {lr:g} after {rounds} rounds, from "
+                f"{self.lr:g}; give one nearer to 1, or fewer rounds"
+            )
 
     def epochs_of(self, seed: int, round: int, client: int) -> int:
         if isinstance(self.epochs, range):

@@ -37,9 +37,10 @@ def command(config_file: Path | None, assignments: tuple[str, ...], as_json: boo
         click.echo(json.dumps(dataclasses.asdict(predicted)))
         return
     p, size = predicted, costs.size
+    answer = f", {p.answers:,.3g} answer (--dropout {config.dropout:g})" if config.dropout else ""
     rows = [
         ("model", f"{p.parameters:,} parameters"),
-        ("clients", f"{p.clients:,}, {p.active:,} active a round"),
+        ("clients", f"{p.clients:,}, {p.active:,} active a round{answer}"),
         ("backward passes", f"{p.backward_passes_per_round:,.0f} a round"),
         ("sent to clients", f"{size(p.bytes_down_per_round)} a round"),
         ("sent by clients", f"{size(p.bytes_up_per_round)} a round"),

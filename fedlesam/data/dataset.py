@@ -193,7 +193,7 @@ def select(data: DataSet, samples: int | None, held_out: int | float | None) -> 
 
 
 def _count(held_out: int | float, total: int) -> int:
-    count = held_out if isinstance(held_out, int) else round(held_out * total)
+    count = held_out if isinstance(held_out, int) else round(held_out * total) if 0 < held_out < 1 else 0
     if not 1 <= count < total:
         raise ValueError(
             f"--held-out {held_out}: expected a count from 1 to {total - 1:,}, or a share between 0 and 1, such as 10%"

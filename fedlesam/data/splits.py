@@ -31,6 +31,9 @@ SCHEMES = {
 }
 """What `split` and `--split` take, with a line on each."""
 
+MISSING = ("", "nan", "nat", "<na>", "inf", "-inf")
+"""Client ids that are none: how numpy and pandas write that a value is missing."""
+
 
 def split(spec: str, labels: Any, clients: int | None = None, seed: int = 0) -> Split:
     """Divide samples over clients, e.g. `split("dirichlet:0.3", labels, clients=50)`.
@@ -125,7 +128,7 @@ def _arguments(spec: str, argument: str) -> tuple[float, bool]:
         raise ValueError(f"split {spec}: the number after the colon must be above 0, got {number}")
     if flag not in ("", "repeat"):
         raise ValueError(f"split {spec}: after the comma only `repeat` is known, got {flag!r}")
-    if name == "pathological" and value != int(value):
+    if name == "pathological" and not (value.is_integer() and value < 1e9):
         raise ValueError(f"split {spec}: pathological takes a whole number of classes, e.g. pathological:3")
     return value, flag == "repeat"
 
@@ -144,6 +147,12 @@ def _by_file(path: Path, samples: int) -> Split:
         raise ValueError(one_line(f"split by:{path}: cannot read the client ids: {error}")) from error
     if len(owners) != samples:
         raise ValueError(f"split by:{path}: has {len(owners)} client ids, the training set has {samples} samples")
+    missing = next((i for i, owner in enumerate(owners) if str(owner).lower() in MISSING), None)
+    if missing is not None:
+        raise ValueError(
+            f"split by:{path}: sample {missing} (row {missing + 1} of those with an entry) has no client id, "
+            f"got {str(owners[missing])!r}; give it one, or leave the sample out of the data"
+        )
     whole = all(str(owner).removeprefix("-").isdecimal() and len(str(owner)) < 19 for owner in owners)
     return _schemes.by_owner([int(owner) for owner in owners] if whole else owners, f"by:{path}")
 

@@ -328,7 +328,7 @@ def described(error: Error | None, here: SerialEngine, rank: int = 0) -> dict[st
         "kind": next(kind.__name__ for kind in type(error).__mro__ if kind.__module__ == "builtins"),
         "args": list(error.args) if simple else [str(error)],
         "notes": getattr(error, "__notes__", []),
-        "finite": [error.what, error.round, error.client] if isinstance(error, NotFinite) else None,
+        "finite": [error.what, error.round, error.client, error.remedy] if isinstance(error, NotFinite) else None,
         "signum": error.signum if isinstance(error, Interrupted) else None,
         "client": error.client if isinstance(error, NotFinite) else here.training,
         "rank": rank,
