@@ -63,8 +63,6 @@ class Prediction:
     parameters: int
     clients: int
     active: int
-    answers: float
-    """Of the active clients, expected with dropout."""
     backward_passes_per_round: float
     bytes_down_per_round: float
     bytes_up_per_round: float
@@ -104,7 +102,6 @@ def predict(config: RunConfig, federation: Federation) -> Prediction:
         parameters=state.weights.numel(),
         clients=n,
         active=k,
-        answers=answers,
         backward_passes_per_round=cost.passes * answers * sum(steps) / n,
         bytes_down_per_round=k * (cost.down * vector + buffers),
         bytes_up_per_round=answers * (cost.up * vector + buffers),

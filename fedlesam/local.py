@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from fedlesam import seeds
 from fedlesam.algorithms import Algorithm
-from fedlesam.checks import LARGEST, check_choice, check_count, check_number
+from fedlesam.checks import check_choice, check_count, check_number
 from fedlesam.data.batches import Augment
 from fedlesam.models.flat import Loss
 
@@ -61,9 +61,9 @@ class LocalTraining:
             return math.inf
 
     def check_decay(self, algorithm: Algorithm, rounds: int) -> None:
-        """A ValueError where the learning rate leaves what single precision can hold."""
+        """A ValueError where the learning rate stops being a number above 0."""
         lr = self.lr_at(rounds - 1, algorithm)
-        if not 1 / LARGEST <= lr <= LARGEST:
+        if not 0 < lr < math.inf:
             decay = algorithm.lr_decay if self.lr_decay is None else self.lr_decay
             raise ValueError(
                 f"LocalTraining: lr_decay {decay:g} makes the learning rate {lr:g} after {rounds} rounds, from "

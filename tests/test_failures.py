@@ -394,8 +394,8 @@ def test_python_stops_and_runs_drop_unless_told() -> None:
     assert federation("fedavg").on_client_error == "stop"
     assert RunConfig().on_client_error == "drop"
     clients = Clients()
-    clients.spoil({1: "nan"})
     fed = federation("fedavg", clients=clients.pairs)
+    clients.spoil({1: "nan"})
     with pytest.raises(NotFinite, match="round 0, client 1: the loss of step 0 is not finite"):
         fed.round([0, 1])
     assert fed.state.round == 0

@@ -1,6 +1,5 @@
 """Data and settings that cannot be meant are refused with a sentence: what, where, and the remedy."""
 
-import json
 import math
 import sys
 from collections.abc import Callable
@@ -222,7 +221,3 @@ def test_dropout_is_part_of_the_cost(monkeypatch: pytest.MonkeyPatch, capsys: py
     with pytest.raises(SystemExit):
         main()
     assert "4 active a round, 2 answer (--dropout 0.5)" in capsys.readouterr().out
-    monkeypatch.setattr(sys, "argv", ["fedlesam", "cost", "--dropout", "0.5", "--json"])
-    with pytest.raises(SystemExit):
-        main()
-    assert json.loads(capsys.readouterr().out)["answers"] == 2

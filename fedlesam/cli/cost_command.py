@@ -37,7 +37,7 @@ def command(config_file: Path | None, assignments: tuple[str, ...], as_json: boo
         click.echo(json.dumps(dataclasses.asdict(predicted)))
         return
     p, size = predicted, costs.size
-    answer = f", {p.answers:,.3g} answer (--dropout {config.dropout:g})" if config.dropout else ""
+    answer = f", {p.active * (1 - config.dropout):,.3g} answer (--dropout {config.dropout:g})" if config.dropout else ""
     rows = [
         ("model", f"{p.parameters:,} parameters"),
         ("clients", f"{p.clients:,}, {p.active:,} active a round{answer}"),

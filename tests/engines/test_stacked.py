@@ -151,9 +151,9 @@ def test_random_layers_and_buffers_are_refused() -> None:
 
 def test_a_client_that_diverges_is_named() -> None:
     broken = clients()
-    broken[1][0][3] = torch.inf
     settings = fl.LocalTraining(epochs=1, batch_size=20)
     federation = Federation(model(), broken, "fedavg", settings, engine="stacked")
+    broken[1][0][3] = torch.inf  # before, it would have been refused
     before = federation.weights
     with pytest.raises(fl.NotFinite, match="round 0, client 1"):
         federation.round()
