@@ -18,8 +18,8 @@ from fedlesam import config as configs
 from fedlesam.cli import main
 from fedlesam.config import RunConfig
 from fedlesam.costs import predict
-from fedlesam.data.digits import load_digits
-from fedlesam.data.split_names import make_split
+from fedlesam.data._load import load_digits
+from fedlesam.data.splits import make_split
 
 X, Y = samples((6,))[0]
 
