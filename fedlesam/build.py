@@ -98,6 +98,7 @@ def build(
         compile=config.compile,
         engine=config.engine,  # type: ignore[arg-type]
         workers=config.workers,
+        lost_after=config.lost_after,
         memory=config.memory if folder is not None else None,
         store=config.store,  # type: ignore[arg-type]
         folder=folder,

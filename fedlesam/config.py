@@ -181,6 +181,9 @@ class RunConfig:
         "300s", MACHINE, interval, "rounds (10) or time (300s, 5min) between checkpoints", "EVERY"
     )
     keep: int = option(2, MACHINE, whole, "checkpoints kept; an older one stands in for a damaged one", "N")
+    lost_after: float = option(
+        60.0, MACHINE, number, "end a run when a process of it is stopped or not heard for so long; 0: never", "SECONDS"
+    )
     device: str = option("auto", MACHINE, text, "auto, cpu, cuda or cuda:i")
 
 
@@ -199,7 +202,7 @@ PROTOCOL: dict[str, dict[str, Value]] = {
 OWN_CLIENTS = ("pooled", "leave-out", "by", "file")
 """Splits that bring their own number of clients."""
 
-NO_MATTER = ("data_dir", "workers", "memory", "store", "checkpoint_every", "keep", "probe")
+NO_MATTER = ("data_dir", "workers", "memory", "store", "checkpoint_every", "keep", "probe", "lost_after")
 """Settings that change where and how fast a run is done, not what comes out."""
 
 

@@ -27,6 +27,7 @@ from fedlesam.data.sound import check_labels, check_samples, describe
 from fedlesam.engines.distributed import DistributedEngine, follow
 from fedlesam.engines.serial import Saved, SerialEngine
 from fedlesam.engines.stacked import CHANGES, NotStackable, StackedEngine, check_stackable
+from fedlesam.engines.watch import LOST_AFTER, check_lost_after
 from fedlesam.engines.world import WorkerLost, World, start_local
 from fedlesam.evaluation import Evaluation, PerClient
 from fedlesam.interrupt import Halt, Interrupted
@@ -101,7 +102,8 @@ class Federation:
     The same seed and number of threads give the same bits, whatever the number of workers.
 
     `workers` processes train the active clients side by side, on one thread each unless `threads` says otherwise; end
-    them with `close()`, or use the federation in a `with` block. `memory` is how many bytes of clients' memory stay in
+    them with `close()`, or use the federation in a `with` block. One that is stopped by a signal for `lost_after`
+    seconds ends the round with an error; 0 waits for ever. `memory` is how many bytes of clients' memory stay in
     RAM; the rest goes to `folder`. With several workers it lies in `folder`, where all of them see it, or stays with
     the worker that trained the client (`store="pinned"`). `precision="bf16"` runs forward passes under autocast, and
     `compile` puts the model through torch.compile. `engine="stacked"` trains the clients of a small model as one
@@ -136,6 +138,7 @@ class Federation:
         memory: int | None = None,
         store: Literal["shared", "pinned"] = "shared",
         folder: Path | None = None,
+        lost_after: float = LOST_AFTER,
         world: World | None = None,
     ) -> None:
         self.algorithm = lookup.get(algorithm) if isinstance(algorithm, str) else algorithm
@@ -144,6 +147,7 @@ class Federation:
         check_count("Federation", "seed", seed, at_least=0)
         check_count("Federation", "evaluate_every", evaluate_every)
         check_count("Federation", "workers", workers)
+        self.lost_after = check_lost_after("Federation", lost_after)
         check_choice("Federation", "weighting", weighting, ("clients", "examples"))
         check_choice("Federation", "store", store, ("shared", "pinned"))
         check_choice("Federation", "engine", engine, ("plain", "stacked"))
@@ -353,7 +357,7 @@ class Federation:
             if self._pinned and len(self.memories):
                 raise ValueError("the workers that held the clients' memories are gone: start the run again")
             serve = functools.partial(follow, self._here, self._pinned)
-            world = self._world or start_local(self.workers, self.threads, serve)
+            world = self._world or start_local(self.workers, self.threads, serve, self.lost_after)
             weakref.finalize(self, world.close, kill=True)
             self._engine = DistributedEngine(self._here, world, self._pinned)
             self._begun = True

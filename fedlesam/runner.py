@@ -22,6 +22,7 @@ from fedlesam.config import RunConfig
 from fedlesam.data.dataset import DataSet
 from fedlesam.data.splits import save_split
 from fedlesam.engines.distributed import dismiss
+from fedlesam.engines.watch import check_lost_after
 from fedlesam.engines.world import WorkerLost, World
 from fedlesam.evaluated import accuracy_of, evaluated_on, named, plain
 from fedlesam.federation import DROPOUT, Federation, Record
@@ -69,6 +70,7 @@ def execute(
     with contextlib.ExitStack() as held:
         with leading(world):
             if world is not None:
+                world.set_lost_after(check_lost_after("run", config.lost_after))
                 world.broadcast({"do": "build", "config": configs.as_table(config), "folder": str(path.resolve())})
             todo = folder.claim(config, overwrite)
             if path.exists() and (todo or folder.has_leftovers()):
@@ -145,8 +147,8 @@ def _train(
 ) -> dict[str, Any]:
     federation, journal = experiment.federation, checkpoints.journals[folder.metrics.name]
     every, saved, spoken = config.checkpoint_every, time.monotonic(), 0
-    try:
-        with asked_to_stop(federation.halt):
+    with asked_to_stop(federation.halt):  # also while the end is written: who lost a peer is soon told to go
+        try:
             for record in watched(federation, probes, folder.probes, config.rounds):
                 journal.append(named(record.as_dict(), evaluated_on(config)))
                 records.append(record.as_dict())
@@ -157,17 +159,17 @@ def _train(
                 if left and _due(every, federation.state.round, time.monotonic() - saved):
                     checkpoints.save(federation)
                     saved = time.monotonic()
-        _check_answers(records)
-        journal.seal()
-        summary = _close(folder, config, experiment, records, "finished", "")
-    except BaseException as error:
-        state: State = "interrupted" if isinstance(error, KeyboardInterrupt) else "stopped"
-        with _at_least_said(folder, "the run will go on from the checkpoint before"):
-            if len(records) == federation.state.round:
-                checkpoints.save(federation)
-        with _at_least_said(folder, "there is no summary"):
-            _close(folder, config, experiment, records, state, str(error))
-        raise
+            _check_answers(records)
+            journal.seal()
+            summary = _close(folder, config, experiment, records, "finished", "")
+        except BaseException as error:
+            state: State = "interrupted" if isinstance(error, KeyboardInterrupt) else "stopped"
+            with _at_least_said(folder, "the run will go on from the checkpoint before"):
+                if len(records) == federation.state.round:
+                    checkpoints.save(federation)
+            with _at_least_said(folder, "there is no summary"):
+                _close(folder, config, experiment, records, state, str(error))
+            raise
     federation.stop_if_asked()  # who asked wants no next run either
     return summary
 

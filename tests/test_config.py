@@ -66,6 +66,7 @@ OTHER: dict[str, Any] = {
     "checkpoint_every": "2.5min",
     "keep": 5,
     "probe": "sharpness:every=5 drift",
+    "lost_after": 7.5,
     "device": "cpu",
 }
 
@@ -336,6 +337,8 @@ def test_every_hyper_parameter_of_a_flag_belongs_to_a_method() -> None:
         ({"keep": 0}, "keep must be a whole number from 1, got 0"),
         ({"checkpoint_every": 0}, "checkpoint_every must be at least a round or some time, got 0"),
         ({"checkpoint_every": "0s"}, "checkpoint_every must be at least a round or some time, got 0s"),
+        ({"lost_after": -1.0}, "lost_after must be at least 0, got -1"),
+        ({"lost_after": 0.5}, "lost_after must be at least 1 second, or 0 to wait for ever, got 0.5"),
         ({"data": "digit"}, "unknown data.* 'digit': did you mean 'digits'"),
     ],
 )

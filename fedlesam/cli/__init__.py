@@ -3,6 +3,7 @@
 import importlib
 import os
 import sys
+import time
 
 import click
 
@@ -24,6 +25,10 @@ COMMANDS = {
 
 FAILED, BAD_INPUT, NOT_FINITE, LOST, INTERRUPTED = 1, 2, 3, 4, 130
 """Exit codes; a signal that stopped a run has its own, 128 and its number."""
+
+
+LEADER_FIRST = 3.0
+"""Seconds: torchrun ends all processes of a host with the first, and the leader has a summary to write."""
 
 
 class Lazy(click.Group):
@@ -64,8 +69,8 @@ def cli() -> None:
 
     Repeat a command to go on with a run that was interrupted, at its last checkpoint.
 
-    Exit codes: 0 done, 1 some runs of several failed, 2 bad input, 3 the numbers stopped being finite, 4 a worker died,
-    130 interrupted (Ctrl-C), 143 terminated (SIGTERM).
+    Exit codes: 0 done, 1 some runs of several failed, 2 bad input, 3 the numbers stopped being finite, 4 a worker died
+    or was lost, 130 interrupted (Ctrl-C), 143 terminated (SIGTERM).
     """
 
 
@@ -91,10 +96,12 @@ def main(command: click.Command = cli) -> None:
         if isinstance(error, RuntimeError) and not isinstance(error, WorkerLost):
             raise
 
-        if _leads():
+        if _leads() or (isinstance(error, WorkerLost) and os.environ.get("LOCAL_RANK") == "0"):
             click.secho("error: ", fg="red", bold=True, nl=False, err=True)
             click.echo(str(error), err=True)
         numbers, lost = isinstance(error, ArithmeticError), isinstance(error, WorkerLost)
+        if lost and not _leads():
+            time.sleep(LEADER_FIRST)
         sys.exit(NOT_FINITE if numbers else LOST if lost else BAD_INPUT)
 
 

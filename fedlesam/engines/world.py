@@ -14,10 +14,7 @@ import signal
 import sys
 import tempfile
 import threading
-import time
-import uuid
 from collections.abc import Callable, Mapping
-from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
@@ -26,17 +23,20 @@ import torch.distributed as dist
 from safetensors.torch import load, save
 from torch import Tensor
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
-from torch.distributed.rendezvous import rendezvous
 
+from fedlesam.engines.meeting import WorkerLost as WorkerLost
+from fedlesam.engines.meeting import agree, open_store
+from fedlesam.engines.watch import LOST_AFTER, Watch, cut, sockets, watch_children
 from fedlesam.interrupt import STOPS
 from fedlesam.messages import apart
 
 FOREVER = datetime.timedelta(days=365)
-"""A worker that dies closes its connections and is noticed at once; a slow one must not be."""
+"""A slow worker is left alone; one that dies closes its connections and is noticed at once. For the rest: watch.py."""
 
+KEPT = "everything up to the last round is kept, start the run again"
 
-class WorkerLost(RuntimeError):
-    """A process of the run is gone."""
+GRACE = 30.0
+"""Seconds in which a process that is told of a loss must see to its end; then it just ends."""
 
 
 class World:
@@ -46,12 +46,40 @@ class World:
         self.rank, self.size, self.meeting = rank, size, meeting
         self.open = True
         self.children: list[Any] = []
-        self.lost = threading.Event()
+        self.lost, self.why = threading.Event(), ""
+        self.watch: Watch | None = None
+        self.connections: set[int] = set()
+        self._noticed = threading.Event()
 
     def check(self) -> None:
-        """Raise if a worker that this process started is gone."""
+        """Raise if a process of the run is gone."""
         if self.lost.is_set():
-            raise WorkerLost("a worker process died; everything up to the last round is kept, start the run again")
+            raise self._loss()
+
+    def set_lost_after(self, seconds: float) -> None:
+        """The leader says how long a process on another host may be silent; 0 is for ever."""
+        if self.watch is not None and self.rank == 0:
+            self.watch.say({"after": seconds})
+
+    def lose(self, why: str) -> None:
+        """From a thread: a process is lost, and the main thread must hear of it, whatever it waits for."""
+        if self.lost.is_set() or not self.open:
+            return
+        self.why = why
+        self.lost.set()
+        cut(self.connections)
+        if self.watch is not None and not self._noticed.wait(GRACE):
+            from fedlesam.cli import LOST
+
+            print(f"error: {why}; everything up to the last checkpoint is kept, start the run again", file=sys.stderr)
+            sys.stderr.flush()
+            os._exit(LOST)
+
+    def _loss(self) -> WorkerLost:
+        self._noticed.set()
+        if self.watch is not None:
+            self.watch.say({"heard": True})
+        return WorkerLost(f"{self.why}; {KEPT}")
 
     def broadcast(
         self, about: Any = None, tensors: Mapping[str, Tensor] | None = None
@@ -89,16 +117,17 @@ class World:
         try:
             yield
         except RuntimeError as error:
-            raise WorkerLost(
-                "a process of this run is gone; everything up to the last round is kept, start the run again "
-                f"({str(error).splitlines()[0]})"
-            ) from error
+            if self.lost.wait(1 if self.watch is not None else 0):
+                raise self._loss() from error
+            raise WorkerLost(f"a process of this run is gone; {KEPT} ({str(error).splitlines()[0]})") from error
 
     def close(self, kill: bool = False) -> None:
         """End the workers this process started; `kill` ends them in the middle of whatever they do."""
         if not self.open:
             return  # the process group of now may be another world's
-        self.open = False
+        self.open, self.connections = False, set()
+        if self.watch is not None:
+            self.watch.close()
         children, self.children = self.children, []
         for child in children:
             if not kill:
@@ -117,35 +146,22 @@ def from_environment() -> World | None:
     if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
         return None
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    world = World(rank, size)
     if not dist.is_initialized():
-        store = next(rendezvous("env://", timeout=FOREVER))[0]
-        _join(store=PrefixStore(_agree(store, rank, size), store), rank=rank, world_size=size)
-    return World(rank, size)
+        store = open_store(size)
+        name, hosts = agree(store, rank, size)
+        store = PrefixStore(name, store)
+        world.watch = Watch(rank, hosts, store, world.lose) if size > 1 else None
+        world.connections = _join(store=store, rank=rank, world_size=size)
+    return world
 
 
-def _agree(store: Any, rank: int, size: int) -> str:
-    """A name for this meeting. After a restart torchrun's store still has all that the processes before wrote into it.
-
-    The leader makes the name and everyone signs; one that signed an old name is not among its signatures.
-    """
-    mine = uuid.uuid4().hex
-    if rank == 0:
-        store.set("fedlesam", mine)
-        signed = [store.get(f"{mine}/{other}").decode() for other in range(1, size)]
-        store.set(f"{mine}/signed", json.dumps(signed))
-        return mine
-    while True:
-        name: str = store.get("fedlesam").decode()
-        store.set(f"{name}/{rank}", mine)
-        with contextlib.suppress(dist.DistStoreError):
-            store.wait([f"{name}/signed"], datetime.timedelta(seconds=1))
-            if mine in json.loads(store.get(f"{name}/signed")):
-                return name
-            time.sleep(0.1)
-
-
-def start_local(workers: int, threads: int | None, serve: Callable[[World], None]) -> World:
+def start_local(
+    workers: int, threads: int | None, serve: Callable[[World], None], lost_after: float = LOST_AFTER
+) -> World:
     """Rank 0 in this process and `workers` - 1 more beside it, which `serve` until told to stop.
+
+    One that is stopped by a signal for `lost_after` seconds is lost.
 
     They are forked, so they have the model and the data at once and need no import. That is safe only if they compute
     on one thread: OpenMP's threads do not survive a fork. With more threads they are started afresh, and what they are
@@ -172,7 +188,8 @@ def start_local(workers: int, threads: int | None, serve: Callable[[World], None
             signs.append(sign)
         for sign in signs:
             _await(sign)
-        threading.Thread(target=_watch, args=(world,), daemon=True).start()
+        watching = (list(world.children), lost_after, world.lose)
+        threading.Thread(target=watch_children, args=watching, daemon=True).start()
         _meet(0, workers, meeting)
     except BaseException:
         world.close(kill=True)
@@ -212,19 +229,14 @@ def _meet(rank: int, size: int, meeting: str) -> None:
     _join(init_method=f"file://{meeting}", rank=rank, world_size=size)
 
 
-def _join(**place: Any) -> None:
+def _join(**place: Any) -> set[int]:
+    """The connections that were made."""
+    before = sockets()
     hook = sys.excepthook
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     dist.init_process_group(backend, timeout=FOREVER, **place)
     sys.excepthook = hook  # torch's would put [rank0] before every line of every traceback
-
-
-def _watch(world: World) -> None:
-    """Notice a worker's death while this process is busy training."""
-    children = list(world.children)
-    wait([child.sentinel for child in children])
-    if world.children:
-        world.lost.set()
+    return sockets() - before
 
 
 def _die_with_parent(parent: int) -> None:

@@ -134,7 +134,7 @@ def test_every_setting_of_the_protocol_has_a_flag(call: Call) -> None:
     text = call("run", "--help").out
     flags = "--algorithm --data --data-dir --model --split --clients --active --rounds --seed --threads --out --config"
     flags += " --lr --lr-g --lr-decay --rho --alpha --lam --prox --weight-decay --epochs --batch-size --clip"
-    flags += " --dropout --max-update-norm --on-client-error --checkpoint-every --keep"
+    flags += " --dropout --max-update-norm --on-client-error --checkpoint-every --keep --lost-after"
     flags += " --clip-scope --momentum --evaluate-every --per-client --set --quiet --json --overwrite --weighting"
     for flag in flags.split():
         assert f"{flag} " in text or f"{flag}\n" in text, flag
@@ -494,6 +494,7 @@ def test_split_prints_saves_and_draws_and_run_takes_it_back(call: Call, tmp_path
         (["--on-client-error", "ignore"], ["on_client_error must be one of 'drop', 'stop', got 'ignore'"]),
         (["--checkpoint-every", "0"], ["checkpoint_every must be at least a round or some time, got 0"]),
         (["--checkpoint-every", "often"], ["--checkpoint-every: expected rounds such as 10", "'often'"]),
+        (["--lost-after", "soon"], ["--lost-after: expected a number, got 'soon'"]),
         (["--keep", "0"], ["keep must be a whole number from 1, got 0"]),
     ],
     ids=lambda value: " ".join(value) if value and value[0].startswith("--") else "",

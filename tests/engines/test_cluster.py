@@ -2,17 +2,12 @@
 
 import json
 import os
-import shutil
-import signal
-import subprocess
-import sys
 import types
-import uuid
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hosts import RUN, SMALL, TORCHRUN, Hosts, communicate, start
 
 from fedlesam import config as configs
 from fedlesam import runner
@@ -20,13 +15,6 @@ from fedlesam.config import RunConfig
 from fedlesam.engines.world import World, start_local
 from fedlesam.runner import assist, execute
 from fedlesam.runs import RunFolder
-
-PATIENCE = 180
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
-SMALL = {"clients": 6, "active": 4, "rounds": 3, "epochs": 1, "batch_size": 50, "model": "mlp:hidden=4"}
-FLAGS = [part for name, value in SMALL.items() for part in (f"--{name.replace('_', '-')}", str(value))]
-RUN = ["-m", "fedlesam", "run", "--algorithm", "fedlesam-s", "--threads", "1", *FLAGS]
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"}
 
 
 def config(**change: Any) -> RunConfig:
@@ -46,29 +34,6 @@ def same(one: Path, other: Path) -> None:
     assert left == right
     assert RunFolder(other).read_summary()["state"] == "finished"
     assert not (other / "memory").exists()
-
-
-def communicate(*processes: subprocess.Popen[str]) -> list[tuple[str, str]]:
-    """To the end of all of them; whatever happens none is left, nor what it started."""
-    try:
-        return [process.communicate(timeout=PATIENCE) for process in processes]
-    finally:
-        for process in processes:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
-
-
-def start(command: list[str], folder: Path, **environment: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        command,
-        cwd=folder,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        env={**ENVIRONMENT, **environment},
-    )
 
 
 def torchrun(folder: Path, *flags: str) -> tuple[int, str, str]:
@@ -174,59 +139,6 @@ def test_what_is_wrong_elsewhere_is_said_here(tmp_path: Path, monkeypatch: pytes
 
 
 # Two machines
-
-
-class Hosts:
-    """Two network namespaces and a cable; the addresses exist only in there."""
-
-    def __init__(self) -> None:
-        mark = uuid.uuid4().hex[:6]
-        self.names = [f"fl{mark}{side}" for side in "ab"]
-        self.cables = [f"ve{mark}{side}" for side in "ab"]
-        self.addresses = ["10.203.17.1", "10.203.17.2"]
-
-    def make(self) -> None:
-        for name in self.names:
-            ip("netns", "add", name)
-        ip("link", "add", self.cables[0], "type", "veth", "peer", "name", self.cables[1])
-        for name, cable, address in zip(self.names, self.cables, self.addresses, strict=True):
-            ip("link", "set", cable, "netns", name)
-            inside = ("netns", "exec", name, "ip")
-            ip(*inside, "addr", "add", f"{address}/24", "dev", cable)
-            ip(*inside, "link", "set", cable, "up")
-            ip(*inside, "link", "set", "lo", "up")
-
-    def remove(self) -> None:
-        for name in self.names:
-            subprocess.run(["ip", "netns", "del", name], capture_output=True)
-        subprocess.run(["ip", "link", "del", self.cables[0]], capture_output=True)
-
-    def run(self, host: int, folder: Path, flags: list[str]) -> subprocess.Popen[str]:
-        place = ["--nnodes", "2", "--nproc-per-node", "1", "--node-rank", str(host)]
-        meeting = ["--master-addr", self.addresses[0], "--master-port", "29517"]
-        command = ["ip", "netns", "exec", self.names[host], *TORCHRUN, *place, *meeting, *RUN, *flags]
-        return start(command, folder, GLOO_SOCKET_IFNAME=self.cables[host])
-
-
-def ip(*arguments: str) -> None:
-    done = subprocess.run(["ip", *arguments], capture_output=True, text=True)
-    if done.returncode:
-        raise OSError(done.stderr.strip() or f"ip {' '.join(arguments)} failed")
-
-
-@pytest.fixture(scope="module")
-def hosts() -> Iterator[Hosts]:
-    if shutil.which("ip") is None:
-        pytest.skip("two hosts need network namespaces: iproute2 is not installed")
-    pair = Hosts()
-    try:
-        try:
-            pair.make()
-        except OSError as error:
-            pytest.skip(f"two hosts need network namespaces, which cannot be made here: {error}")
-        yield pair
-    finally:
-        pair.remove()
 
 
 @pytest.mark.parametrize("store", ["shared", "pinned"])
