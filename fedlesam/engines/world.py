@@ -35,6 +35,9 @@ FOREVER = datetime.timedelta(days=365)
 
 KEPT = "everything up to the last round is kept, start the run again"
 
+EXIT_CODE = 4
+"""The command line's for a lost worker."""
+
 GRACE = 30.0
 """Seconds in which a process that is told of a loss must see to its end; then it just ends."""
 
@@ -69,11 +72,9 @@ class World:
         self.lost.set()
         cut(self.connections)
         if self.watch is not None and not self._noticed.wait(GRACE):
-            from fedlesam.cli import LOST
-
             print(f"error: {why}; everything up to the last checkpoint is kept, start the run again", file=sys.stderr)
             sys.stderr.flush()
-            os._exit(LOST)
+            os._exit(EXIT_CODE)
 
     def _loss(self) -> WorkerLost:
         self._noticed.set()
