@@ -1,4 +1,4 @@
-"""`fedlesam reproduce claim`: choose every arm's rho on held-out training data, then train the seeds of the results."""
+"""The studies of the claim: choose every arm's rho on held-out training data, then train the seeds of the results."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -31,7 +31,7 @@ class Outcome:
 
 
 def terms(study: Study, where: Where) -> list[str]:
-    """What must be known to read it; printed before it runs, and below its tables."""
+    """Budget, reductions and rules; printed before it runs, and below its tables."""
     said = [text for condition in study.conditions for text in (condition.budget(), *condition.changes())]
     if where.scale.name == "smoke":
         said.append("reduction: 3 rounds and few arms, to see that it runs; its numbers mean nothing")
@@ -60,7 +60,7 @@ def count(study: Study, where: Where) -> tuple[int, int]:
 
 
 def run(study: Study, where: Where, out: Path, jobs: int, begin: Begin, say: Callable[[str], None]) -> Outcome:
-    """Do what is not done yet in the folder `out`; a run that failed is not in the means."""
+    """Train what is not finished in the folder `out`, and write the tables; failed runs are not in the means."""
     with Sweep(out).open() as sweep:
         for condition in study.conditions:
             load_data(condition.config(condition.arms[0], None, 0, where))
@@ -79,7 +79,7 @@ def run(study: Study, where: Where, out: Path, jobs: int, begin: Begin, say: Cal
                 mine = {trial: task for (name, trial), task in tasks.items() if name == found.condition.name}
                 _read(found, mine, sweep, tuning)
                 if tuning:
-                    say(f"{found.condition.name}: chosen {_spoken(found.chosen)}")
+                    say(f"{found.condition.name}: chosen {_listed(found.chosen)}")
             wrong = sweep.failed
             failed |= {t.label: wrong[t.folder.name]["why"] for t in left if t.folder.name in wrong}
         folder = out / "results"
@@ -130,7 +130,7 @@ def result(run: Run, last: int) -> Result:
     return Result(values)
 
 
-def _spoken(chosen: dict[str, float | None]) -> str:
+def _listed(chosen: dict[str, float | None]) -> str:
     return ", ".join(f"{arm} {'none' if rho is None else f'{rho:g}'}" for arm, rho in chosen.items())
 
 

@@ -1,4 +1,4 @@
-"""What the makers of tables share: the results at hand, and cells made of them."""
+"""What the functions that make tables share: the results, and cells made from them."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from reproduction.results import Results
 
 @dataclass(frozen=True)
 class Context:
-    """What the makers work with."""
+    """The arguments of every function that makes a table."""
 
     results: Results
     only: Only
@@ -34,7 +34,7 @@ class Context:
         return domains.stand_in if domains is not None else ""
 
     def why_absent(self, data: str) -> str:
-        """Why nothing of a data set was asked for."""
+        """Why a table has no run of a data set."""
         return f"{self.stand_in} stands in for it" if self.stand_in and data in DOMAINS else "left out by --only"
 
     def data_sets(self, printed: Iterable[str]) -> tuple[str, ...]:
@@ -54,7 +54,7 @@ def cell_of(ours: SeedMean | None, paper: float | str | None, paper_spread: floa
 
 
 def average(cells: Sequence[Cell]) -> Cell:
-    """Ours alone, where all are there; nothing of nothing."""
+    """The mean of our values; empty unless all cells have one."""
     values = [cell.ours for cell in cells if isinstance(cell.ours, float)]
     missing = first(cell.missing for cell in cells)
     return Cell(fmean(values)) if values and not missing else Cell(missing=missing)

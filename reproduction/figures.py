@@ -1,4 +1,4 @@
-"""How each kind of figure is made from the runs; and what is measured beside the theorems."""
+"""The figures, made from the runs; and measurements for the theorems."""
 
 from collections.abc import Mapping
 from pathlib import Path

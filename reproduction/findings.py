@@ -1,4 +1,4 @@
-"""What a condition's runs came to: by arm, rho and seed."""
+"""The results of a condition by arm, rho and seed."""
 
 from dataclasses import dataclass, field
 from statistics import fmean

@@ -61,7 +61,7 @@ class Item:
     shows: str
     specs: tuple[RunSpec, ...] = ()
     part: str = ""
-    """The table of paper.toml it stands beside is called `name`; this is its part where it has only one."""
+    """The part of the table `name` in paper.toml, where it has only one."""
 
     @property
     def trained(self) -> tuple[RunSpec, ...]:

@@ -39,7 +39,7 @@ def page(
     """`terms` stand once, above all: the reductions open, the choices folded. `reports` lie beside the page."""
     links = "; ".join(f'<a href="{quote(path.name)}">{escape(name)}</a>' for name, path in (reports or {}).items())
     about = escape(LEGEND) + (f"<br>Curves and costs of the runs: {links}." if links else "")
-    chips = "\n".join(f'<a class="chip" href="#{table.name}">{escape(_spoken(table.name))}</a>' for table in tables)
+    chips = "\n".join(f'<a class="chip" href="#{table.name}">{escape(_heading(table.name))}</a>' for table in tables)
     style = files("fedlesam.report").joinpath("page.css").read_text("utf-8") + CSS
     body = "\n".join([_terms(terms), *(_section(table, terms) for table in tables)])
     return f"""<!doctype html>
@@ -79,7 +79,7 @@ def _terms(terms: Sequence[str]) -> str:
 
 
 def _section(table: ResultTable, terms: Sequence[str]) -> str:
-    parts = [f'<section id="{table.name}">\n<h2>{escape(f"{_spoken(table.name)}: {table.title}")}</h2>']
+    parts = [f'<section id="{table.name}">\n<h2>{escape(f"{_heading(table.name)}: {table.title}")}</h2>']
     if table.blocks:
         full = dataclasses.replace(table, notes=(*table.notes, *terms))
         links = "".join(
@@ -141,6 +141,6 @@ def _list(items: Sequence[str], kind: str = "") -> str:
     return opened + "".join(f"<li>{escape(item)}</li>" for item in items) + "</ul>"
 
 
-def _spoken(name: str) -> str:
+def _heading(name: str) -> str:
     """table2 is Table 2."""
     return re.sub(r"(\d+)$", r" \1", name.replace("fig", "figure")).capitalize()

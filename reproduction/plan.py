@@ -1,4 +1,4 @@
-"""From the tables that were asked for to the runs they need."""
+"""The runs that the requested tables need."""
 
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
@@ -62,16 +62,16 @@ def find_items(names: Iterable[str]) -> list[Item]:
 @dataclass(frozen=True)
 class Plan:
     items: list[Item]
-    """With the specs that are left of them."""
+    """With the runs that `--only` keeps."""
     runs: dict[RunSpec, list[RunConfig]]
-    """By the plain spec, one a seed."""
+    """By the run without probes: a configuration per seed."""
     missing: dict[RunSpec, str]
 
 
 def make(
     items: Sequence[Item], only: Only, scale: Scale, seeds: int, data_dir: str | None = None, workers: int = 1
 ) -> Plan:
-    """A run two tables need is planned once, with what any of them wants measured."""
+    """A run that two tables need is planned once, with the probes of both."""
     kept = [
         dataclasses.replace(item, specs=tuple(spec for spec in on_scale(item, scale).specs if only.keeps(spec)))
         for item in items

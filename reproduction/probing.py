@@ -1,4 +1,4 @@
-"""The one place that calls the probes: what runs measured while they trained, surfaces of finished ones, the theorems.
+"""The only module that uses the probes: readings of runs, surfaces of finished runs, the theorems.
 
 Through files and the command line alone: what is measured here is what anybody can measure.
 """

@@ -1,4 +1,4 @@
-"""Tables of the paper beside ours: plan the runs, do them, write what came of them."""
+"""Plan the runs that the tables need, train them, write the tables."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -25,7 +25,7 @@ from reproduction.scales import CHOICES, DOMAIN_CHOICES, Scale, on_scale
 
 Say = Callable[[str], None]
 Begin = Callable[[Sequence[Task]], Watch]
-"""Told what is left to do; gives back who is told of its progress."""
+"""Called with the runs that are left; returns the function that is called with their events."""
 REPORTS = 8
 """Each is a file of some megabytes; `fedlesam report` makes any other."""
 
@@ -71,7 +71,7 @@ class Request:
 def reproduce(
     request: Request, out: Path, begin: Begin = lambda _: lambda _: None, say: Say = lambda _: None
 ) -> Outcome:
-    """Do what is not done yet in the folder `out`, and write every table there. The cells of a failed run are empty."""
+    """Train what is not finished in the folder `out`, and write every table there. Cells of failed runs are empty."""
     with Sweep(out).open() as sweep:
         planned = available(request, say)
         missing = dict(planned.missing)
@@ -106,7 +106,7 @@ def reproduce(
 
 
 def available(request: Request, say: Say = lambda _: None, *, decode: bool = True) -> plan.Plan:
-    """The plan; runs whose data set is not there are missing."""
+    """The plan without the runs whose data set is not found; those are in `missing`."""
     planned = request.plan()
     absent = _absent(planned, say, decode)
     runs = {spec: configs for spec, configs in planned.runs.items() if _source(configs[0]) not in absent}
@@ -119,7 +119,7 @@ def _source(config: RunConfig) -> tuple[str, str | None]:
 
 
 def _absent(planned: plan.Plan, say: Say, decode: bool) -> dict[tuple[str, str | None], str]:
-    """Data sets that cannot be had. Loading them here, once, also spares the jobs decoding the same files at once.
+    """Data sets that cannot be loaded. Loading them once here fills the cache before several jobs need it.
 
     Without `decode` images with domains are only listed: there may be half a million.
     """

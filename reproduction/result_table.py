@@ -47,9 +47,9 @@ class Block:
     places: int | None = 2
     """Decimals; None shows four digits, where columns have different units."""
     ranked: bool = False
-    """Whether the order of the rows in a column means something."""
+    """Whether Kendall's tau is shown: the order of the rows is a ranking."""
     folded: bool = False
-    """On the page to be opened by who wants it."""
+    """Closed on the page until it is clicked."""
 
     def taus(self) -> dict[str, float | None]:
         """Kendall's tau of each column, the paper's order of the methods against ours."""
@@ -77,7 +77,7 @@ class ResultTable:
     title: str
     blocks: tuple[Block, ...] = ()
     notes: tuple[str, ...] = ()
-    """What must be known to read it."""
+    """Printed below the tables."""
     pictures: tuple[Path, ...] = ()
 
     def missing(self) -> dict[str, int]:

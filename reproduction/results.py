@@ -1,4 +1,4 @@
-"""What came of the runs that were asked for: seeds put together, missing named."""
+"""The results of the runs: means over seeds, and why a run is missing."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ MEASURES = {"last": "last round", "mean_of_last": "mean of the last evaluations"
 class Results:
     scale: Scale
     runs: Mapping[RunSpec, list[Run]]
-    """By the plain spec: one finished run a seed."""
+    """By the run without probes: a finished run per seed."""
     missing: Mapping[RunSpec, str]
     """Why there is none."""
     seeds: int

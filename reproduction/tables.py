@@ -31,6 +31,14 @@ TARGETS = (68.0, 74.0)
 IN_TURNS = f"the median of {TURNS} rounds, training and aggregation, the methods taking turns on one thread"
 
 
+PERTURBATIONS: dict[type, tuple[str, str]] = {
+    LocalAscent: ("local sharpness", "rho * unit(g_i)"),
+    CorrectedAscent: ("local sharpness with correction", "rho * unit(g_i - mu_i - s)"),
+    GlobalAscent: ("global sharpness", "rho * unit(old_i - w)"),
+}
+"""Table 1: what the method minimises, and its perturbation."""
+
+
 def make(item: Item, context: Context) -> ResultTable:
     return MAKERS[item.kind](item, context)
 
@@ -292,10 +300,11 @@ def methods(item: Item, context: Context) -> ResultTable:
         if context.only.keeps_method(method):
             algorithm = lookup.get(method)
             extra = "yes" if costs.measure(algorithm).passes > 1 else "no"
-            ours = (_base(algorithm), _aim(algorithm), extra)
+            target, direction = PERTURBATIONS[type(algorithm.perturbation)]
+            ours = (_base(algorithm), target, extra)
             rows[method] = (
                 *(Cell(o, None, p) for o, (p, _) in zip(ours, row, strict=True)),
-                Cell(_direction(algorithm)),
+                Cell(direction),
             )
     return ResultTable(item.name, item.shows, (Block("", (*printed.columns, "perturbation"), rows),))
 
@@ -311,24 +320,6 @@ def _base(algorithm: Algorithm) -> str:
         ):
             return names[name]
     return "none"
-
-
-def _aim(algorithm: Algorithm) -> str:
-    kinds: dict[type, str] = {
-        LocalAscent: "local sharpness",
-        CorrectedAscent: "local sharpness with correction",
-        GlobalAscent: "global sharpness",
-    }
-    return kinds[type(algorithm.perturbation)]
-
-
-def _direction(algorithm: Algorithm) -> str:
-    kinds: dict[type, str] = {
-        LocalAscent: "rho * unit(g_i)",
-        CorrectedAscent: "rho * unit(g_i - mu_i - s)",
-        GlobalAscent: "rho * unit(old_i - w)",
-    }
-    return kinds[type(algorithm.perturbation)]
 
 
 def data_sets(item: Item, context: Context) -> ResultTable:

@@ -1,6 +1,7 @@
 """The figures we quote are the paper's."""
 
 import json
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -65,3 +66,11 @@ def test_every_item_is_there() -> None:
     assert {spec.plain for name in ("table5", "table8", "table9", "fig3", "fig6") for spec in ITEMS[name].specs} <= set(
         ITEMS["table2"].specs
     ), "what table 2 trained is not trained again"
+
+
+def test_the_wheel_has_no_reproduction() -> None:
+    """It is used from a checkout."""
+    root = Path(__file__).parents[2]
+    settings = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]
+    assert settings["packages"] == {"find": {"include": ["fedlesam*"]}}
+    assert (root / "reproduction" / "paper.toml").exists() and not (root / "fedlesam" / "experiments").exists()

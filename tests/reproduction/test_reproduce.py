@@ -327,6 +327,17 @@ def test_to_a_target_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert others.rows["fedsmoo"][0].missing == "not run"
 
 
+def test_printed_multiples_are_ranked_in_full_precision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Table 8 prints seconds: two methods whose multiples of FedAvg agree to two digits are no tie."""
+    monkeypatch.setattr(tables, "per_round", lambda methods, file: dict.fromkeys(methods, 1.0))
+    item = ITEMS["table8"]
+    runs = {spec: [run(spec.method, [50.0])] for spec in item.specs}
+    printed = {method: float(row[0][0]) for method, row in paper_tables()["table8"].parts["time"].items()}
+    _, relative = tables.make(item, context(runs, tmp_path)).blocks
+    for method, (cell,) in relative.rows.items():
+        assert cell.paper == printed[method] / printed["fedavg"]
+
+
 def test_reduced_targets_are_the_same_shares_of_fedavg(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tables, "per_round", lambda methods, file: dict.fromkeys(methods, 1.0))
     item = ITEMS["table5"]
