@@ -2,15 +2,17 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+LOWEST := .venv-lowest
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help demo test test-extras test-slow torture check format bench bench-peers clean
+.PHONY: help demo test test-extras test-lowest test-slow torture check format bench bench-peers clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo    compare five methods on embedded data, with pictures (about two minutes, set-up included)"
 	@echo "make test    lint, types and the test suite"
 	@echo "make test-extras  the tests of optional packages, and of the report in a browser (installs the packages)"
+	@echo "make test-lowest  the main commands with the lowest versions that pyproject.toml allows (a venv of its own)"
 	@echo "make test-slow  the tests that take minutes"
 	@echo "make torture    kill runs a thousand times at random instants and compare what they resume to (KILLS, SEED, JOBS),"
 	@echo "                and damage 100,000 files, each of which must be refused or restored to the bit"
@@ -49,6 +51,15 @@ test: check
 test-extras: $(VENV)/.installed-extras
 	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m "extras and not slow"
 
+$(LOWEST)/.installed: pyproject.toml constraints-lowest.txt
+	$(PYTHON) -m venv --clear $(LOWEST)
+	$(LOWEST)/bin/pip install --quiet --disable-pip-version-check --only-binary :all: --requirement constraints-lowest.txt
+	$(LOWEST)/bin/pip install --quiet --disable-pip-version-check --constraint constraints-lowest.txt --editable .
+	touch $@
+
+test-lowest: $(LOWEST)/.installed
+	tests/lowest.sh $(LOWEST)/bin
+
 test-slow: check
 	$(BIN)/pytest -m slow
 
@@ -75,4 +86,4 @@ bench-peers: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/peers/run.py
 
 clean:
-	rm -rf $(VENV)
+	rm -rf $(VENV) $(LOWEST)

@@ -24,13 +24,16 @@ from fedlesam.disk import Damaged, Seal, check_seal
 from fedlesam.engines.serial import Saved
 from fedlesam.federation import Federation
 from fedlesam.journal import Journal
-from fedlesam.messages import apart
+from fedlesam.messages import apart, size_in_bytes
 from fedlesam.names import one_line
 from fedlesam.server import ServerState
+from fedlesam.space import cannot_write
 from fedlesam.store import anchor_file, client_file
 
 FORMAT = 1
 SLOTS = ("buffers", "perturbation", "correction", "server")
+PREVIOUS = "previous"
+"""The model of the round before, in the file of the server's state."""
 MANIFEST = re.compile(r"round\d{6,}\.json")
 
 log = logging.getLogger("fedlesam")
@@ -48,6 +51,10 @@ class Manifest:
     clients: dict[int, int]
     """client -> the round its memory is of."""
     memories: dict[str, Seal]
+
+    @property
+    def nbytes(self) -> int:
+        return self.state.size + sum(seal.size for seal in self.memories.values())
 
     def dump(self) -> str:
         body = {"format": FORMAT, **asdict(self)}
@@ -110,6 +117,8 @@ class Checkpoints:
         """Those there are, the newest last."""
         self.records: dict[str, list[dict[str, Any]]] = {}
         """What the journals held when they were begun."""
+        self.previous: Tensor | None = None
+        """The global model of the round before the checkpoint that was read last, where it was saved with it."""
 
     @property
     def clients(self) -> Path:
@@ -120,19 +129,20 @@ class Checkpoints:
         paths = [path for path in self.folder.glob("round*.json") if MANIFEST.fullmatch(path.name)]
         return sorted(paths, key=lambda path: (len(path.name), path.name), reverse=True)
 
-    def save(self, federation: Federation) -> None:
-        """Commit the federation's last round."""
+    def save(self, federation: Federation, previous: Tensor | None = None) -> None:
+        """Commit the federation's last round; with the global model before it, where somebody will ask for that."""
         state = federation.state
         if self.chain and self.chain[-1].round == state.round:
             return
         known = {name: seal for manifest in self.chain for name, seal in manifest.memories.items()}
+        tensors = flat(state) | ({PREVIOUS: previous} if previous is not None else {})
         try:
             disk.make_folder(self.clients)
             saved = federation.save_memories(self.clients, known.keys())
             known |= saved.seals
             names = [client_file(round, client) for client, round in saved.rounds.items()]
             names += [anchor_file(round) for round in set(saved.rounds.values())]
-            disk.write_tensors(self._state(state.round), apart(flat(state)))
+            disk.write_tensors(self._state(state.round), apart(tensors))
             manifest = Manifest(
                 run=describe(federation) | self.about,
                 round=state.round,
@@ -143,7 +153,9 @@ class Checkpoints:
             )
             disk.write_text(self._manifest(state.round), manifest.dump())
         except (OSError, SafetensorError) as error:
-            raise OSError(f"{self.folder}: a checkpoint cannot be written: {error}; free some space") from error
+            needed = max(size_in_bytes(tensors), self.chain[-1].nbytes if self.chain else 0)
+            fewer = "take fewer checkpoints: a larger --checkpoint-every, --keep 1"
+            raise OSError(cannot_write("a checkpoint", self.folder, error, needed, fewer)) from error
         self.chain.append(manifest)
         self._prune(federation)
 
@@ -154,7 +166,7 @@ class Checkpoints:
             try:
                 manifest = Manifest.read(path)
                 self._check_run(federation, manifest, path)
-                state = self._read_state(manifest, federation.state)
+                state, previous = self._read_state(manifest, federation.state)
                 if manifest.journals.keys() != self.journals.keys():
                     raise Damaged(f"{path}: is damaged: it has other journals than {', '.join(self.journals)}")
                 for name, journal in self.journals.items():
@@ -164,6 +176,7 @@ class Checkpoints:
                 wrong = str(error)
                 log.warning("%s; going back to the checkpoint before", error)
                 continue
+            self.previous = previous
             self.chain = [*reversed(self._readable(federation, paths[number + 1 :])), manifest]
             self._begin(manifest.journals)
             self._unlink(paths[:number])
@@ -185,7 +198,7 @@ class Checkpoints:
         for path in self.found():
             try:
                 manifest = Manifest.read(path)
-                state = self._read_state(manifest, federation.state)
+                state, self.previous = self._read_state(manifest, federation.state)
                 if memories:
                     self._check_run(federation, manifest, path)
                     federation.restore(state, self.clients, Saved(manifest.clients, manifest.memories))
@@ -198,7 +211,7 @@ class Checkpoints:
     def state_at(self, round: int, like: ServerState) -> ServerState | None:
         """The server's state after so many rounds, where a good checkpoint has it."""
         try:
-            return self._read_state(Manifest.read(self._manifest(round)), like)
+            return self._read_state(Manifest.read(self._manifest(round)), like)[0]
         except Damaged:
             return None
 
@@ -232,21 +245,23 @@ class Checkpoints:
         if changed:
             raise ValueError(one_line(f"{path}: is a checkpoint of another run ({'; '.join(changed)})"))
 
-    def _read_state(self, manifest: Manifest, like: ServerState) -> ServerState:
+    def _read_state(self, manifest: Manifest, like: ServerState) -> tuple[ServerState, Tensor | None]:
         path, device = self._state(manifest.round), like.weights.device
         check_seal(path, manifest.state)
         parts: dict[str, dict[str, Tensor]] = {slot: {} for slot in SLOTS}
         try:
             tensors = load_file(path, device=str(device))
-            weights = tensors.pop("weights")
+            weights, previous = tensors.pop("weights"), tensors.pop(PREVIOUS, None)
             for name, tensor in tensors.items():
                 slot, _, key = name.partition("/")
                 parts[slot][key] = tensor
             if forms({"": weights, **parts["buffers"]}) != forms({"": like.weights, **like.buffers}):
                 raise ValueError("it is of another model")
+            if previous is not None and forms({"": previous}) != forms({"": weights}):
+                raise ValueError("the model before is of another one")
         except (OSError, SafetensorError, ValueError, KeyError) as error:
             raise Damaged(one_line(f"{path}: is damaged: {error}")) from error
-        return ServerState(manifest.round, weights, **parts)
+        return ServerState(manifest.round, weights, **parts), previous
 
     def _prune(self, federation: Federation) -> None:
         """Forget all but the newest; manifests go first, so that none is left without its files."""

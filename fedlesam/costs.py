@@ -14,6 +14,7 @@ from fedlesam.data.batches import size_of, steps_per_epoch
 from fedlesam.federation import Federation
 from fedlesam.local import LocalTraining
 from fedlesam.messages import size_in_bytes
+from fedlesam.space import size
 
 PROCESS_BYTES = 300_000_000
 """Python and PyTorch without a model, per process."""
@@ -90,6 +91,7 @@ def predict(config: RunConfig, federation: Federation) -> Prediction:
     shared = workers > 1 and config.store == "shared"
     anchors = round(cost.shared * vector * anchors_alive(n, k, config.rounds, 1 if shared else workers))
     memory, server = private + anchors, round(cost.server * vector) + buffers
+    before = vector if "estimate" in (config.probe or "") else 0  # the model before, which that probe asks for
     in_files = memory if shared else max(0, memory - config.memory)
     fresh = 0 if shared or not config.memory else k * round((cost.stored - 1 - cost.shared) * vector)
     here = min(workers, int(os.environ.get("LOCAL_WORLD_SIZE", workers)))
@@ -109,8 +111,11 @@ def predict(config: RunConfig, federation: Federation) -> Prediction:
         client_memory=memory,
         ram=round(here * (PROCESS_BYTES + working) + cost.server * vector) + memory - in_files + fresh,
         disk=in_files + 2 * vector,
-        checkpoint=memory + server,
-        checkpoints=memory + server + round(config.keep * (_changed(config, k / n) * memory + server)),
+        checkpoint=memory + server + before,
+        checkpoints=memory
+        + server
+        + before
+        + round(config.keep * (_changed(config, k / n) * memory + server + before)),
     )
 
 
@@ -167,14 +172,6 @@ def available_ram() -> int | None:
     except (OSError, StopIteration, ValueError):
         pages = os.sysconf_names.get("SC_AVPHYS_PAGES")
         return os.sysconf(pages) * os.sysconf("SC_PAGE_SIZE") if pages is not None else None
-
-
-def size(count: float) -> str:
-    """1,500,000 as 1.5MB, in the form `--memory` takes."""
-    units, power = ["B", "kB", "MB", "GB", "TB"], 0
-    while float(f"{count / 1000**power:.3g}") >= 1000 and power < len(units) - 1:
-        power += 1
-    return f"{float(f'{count / 1000**power:.3g}'):g}{units[power]}"
 
 
 def _steps(federation: Federation, client: int) -> float:

@@ -236,6 +236,10 @@ class Federation:
         """A copy of the global model for somebody who trains beside the federation: its precision, not compiled."""
         return FlatModel(self.model, "bf16" if self._flat.bf16 else "fp32")
 
+    def understudy(self) -> SerialEngine:
+        """An engine that trains beside the federation by the same rules, on a replica; its memories are only read."""
+        return dataclasses.replace(self._here, model=self.replica(), test=None)
+
     @property
     def joins_last(self) -> bool:
         """Whether a last batch of one sample joins the one before, as BatchNorm needs."""

@@ -31,9 +31,9 @@ from fedlesam.journal import Journal
 from fedlesam.lock import locked
 from fedlesam.models.saving import check_savable
 from fedlesam.overview import size_of
+from fedlesam.probes import during
 from fedlesam.probes.base import Probe
 from fedlesam.probes.catalogue import attach
-from fedlesam.probes.during import watched
 from fedlesam.runs import RunFolder, State, versions
 
 Watch = Callable[[Record], None]
@@ -146,10 +146,11 @@ def _train(
     probes: list[Probe],
 ) -> dict[str, Any]:
     federation, journal = experiment.federation, checkpoints.journals[folder.metrics.name]
+    watched = during.Watch(federation, probes, folder.probes, checkpoints.previous)
     every, saved, spoken = config.checkpoint_every, time.monotonic(), 0
     with asked_to_stop(federation.halt):  # also while the end is written: who lost a peer is soon told to go
         try:
-            for record in watched(federation, probes, folder.probes, config.rounds):
+            for record in watched.train(config.rounds):
                 journal.append(named(record.as_dict(), evaluated_on(config)))
                 records.append(record.as_dict())
                 spoken = _speak_of(record, spoken)
@@ -157,7 +158,7 @@ def _train(
                     watch(record)
                 left = config.rounds - federation.state.round
                 if left and _due(every, federation.state.round, time.monotonic() - saved):
-                    checkpoints.save(federation)
+                    checkpoints.save(federation, watched.to_keep)
                     saved = time.monotonic()
             _check_answers(records)
             journal.seal()
@@ -166,7 +167,7 @@ def _train(
             state: State = "interrupted" if isinstance(error, KeyboardInterrupt) else "stopped"
             with _at_least_said(folder, "the run will go on from the checkpoint before"):
                 if len(records) == federation.state.round:
-                    checkpoints.save(federation)
+                    checkpoints.save(federation, watched.to_keep)
             with _at_least_said(folder, "there is no summary"):
                 _close(folder, config, experiment, records, state, str(error))
             raise

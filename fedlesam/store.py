@@ -20,6 +20,7 @@ from fedlesam import disk
 from fedlesam.messages import Memory, apart
 from fedlesam.names import one_line
 from fedlesam.rules.base import State
+from fedlesam.space import cannot_write
 
 SLOTS = ("perturbation", "correction")
 
@@ -157,7 +158,10 @@ class Store(Mapping[int, Memory]):
                 continue
             there = shared in known or shared in new  # a file that just lies there may have been torn by a power loss
             if client in self.resident:
-                self._write(folder, round, client, self.resident[client], self.anchors.get(round), there)
+                try:
+                    self._write(folder, round, client, self.resident[client], self.anchors.get(round), there)
+                except SafetensorError as error:  # a class that another process could not name
+                    raise OSError(f"{folder / name}: {error}") from error
             else:
                 assert self.folder is not None
                 disk.link(self.folder / name, folder / name, sync=False)
@@ -209,8 +213,7 @@ class Store(Mapping[int, Memory]):
     def _spill(self, client: int) -> None:
         round = self.rounds[client]
         assert self.folder is not None
-        there = (self.folder / anchor_file(round)).exists()
-        self._write(self.folder, round, client, self.resident[client], self.anchors.get(round), there)
+        self._write_beyond(self.folder, round, client, self.resident[client], self.anchors.get(round))
         self._drop(client)
 
     def _collect(self, gone: list[tuple[int, int]]) -> None:
@@ -230,7 +233,16 @@ class Store(Mapping[int, Memory]):
     def _write_ahead(self, round: int, client: int, memory: Memory, anchor: Tensor) -> None:
         assert self.folder is not None
         self.loose.add((round, client))
-        self._write(self.folder, round, client, memory, anchor, (self.folder / anchor_file(round)).exists())
+        self._write_beyond(self.folder, round, client, memory, anchor)
+
+    def _write_beyond(self, folder: Path, round: int, client: int, memory: Memory, anchor: Tensor | None) -> None:
+        """What is beyond the budget, into the store's own folder."""
+        try:
+            self._write(folder, round, client, memory, anchor, (folder / anchor_file(round)).exists())
+        except (OSError, SafetensorError) as error:
+            instead = "keep more of it in RAM: a larger --memory, with one worker or --store pinned"
+            what = f"the memory of client {client}"
+            raise ValueError(cannot_write(what, folder, error, memory.nbytes, instead)) from error
 
     def _write(self, folder: Path, round: int, client: int, memory: Memory, anchor: Tensor | None, there: bool) -> None:
         """`there`: the anchor's file is."""
@@ -281,9 +293,4 @@ def _map(path: Path) -> tuple[State, dict[str, str]]:
 
 
 def _save(state: State, path: Path, about: dict[str, str]) -> None:
-    try:
-        disk.write_tensors(path, apart(state), about, sync=False)
-    except (OSError, SafetensorError) as error:
-        raise ValueError(
-            f"{path}: a client's memory cannot be written: {error}; free some space, or raise --memory"
-        ) from error
+    disk.write_tensors(path, apart(state), about, sync=False)

@@ -17,6 +17,7 @@ ROOMS = [
     "lock",
     "journal",
     "names",
+    "space",
     "vectors",
     "seeds",
     "computing",

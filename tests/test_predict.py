@@ -22,9 +22,10 @@ from fedlesam import config as configs
 from fedlesam.algorithms import CATALOGUE
 from fedlesam.build import build, place
 from fedlesam.config import RunConfig
-from fedlesam.costs import PROCESS_BYTES, Prediction, anchors_alive, check_fits, predict, size
+from fedlesam.costs import PROCESS_BYTES, Prediction, anchors_alive, check_fits, predict
 from fedlesam.runner import execute
 from fedlesam.runs import RunFolder
+from fedlesam.space import size
 
 GB = 10**9
 

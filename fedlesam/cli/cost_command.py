@@ -31,12 +31,13 @@ def command(config_file: Path | None, assignments: tuple[str, ...], as_json: boo
 
     from fedlesam import costs
     from fedlesam.build import build
+    from fedlesam.space import size
 
     predicted = costs.predict(config, build(config).federation)
     if as_json:
         click.echo(json.dumps(dataclasses.asdict(predicted)))
         return
-    p, size = predicted, costs.size
+    p = predicted
     answer = f", {p.active * (1 - config.dropout):,.3g} answer (--dropout {config.dropout:g})" if config.dropout else ""
     rows = [
         ("model", f"{p.parameters:,} parameters"),

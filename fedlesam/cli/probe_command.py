@@ -168,7 +168,7 @@ def _measure(
                     probe.check(federation)
                     shown = dataclasses.replace(look, tick=begin(f"{names[path]} {probe.name}"))
                     reading = take(probe, shown, RunFolder(path).probes, on)
-                    found.append({**line, **dataclasses.asdict(reading)})
+                    found.append({**line, **reading.as_dict()})
     pictures = _draw(found, figures or Path(os.path.commonpath([path.resolve() for path in configs])))
     measured = _tables(found)
     if tables is not None:
@@ -266,12 +266,15 @@ def _tables(found: list[dict[str, Any]]) -> "list[Measured]":
         same = {k: v for k, v in lines[0]["about"].items() if all(line["about"].get(k) == v for line in lines)}
         told = ", ".join(f"{k} {v}" for k, v in same.items() if not isinstance(v, bool) and k != "clients")
         again = sum(others[0]["probe"] == probe for _, others in tables)
+        gaps = any("missing" in line for line in lines)
         rows: list[list[Cell]] = [
             [line["method"], line["run"], line["round"], *(line["values"].get(name) for name in names), line["seconds"]]
+            + ([line.get("missing", "")] if gaps else [])
             for line in lines
         ]
         columns = [Column("method"), Column("run"), Column("round", _number)]
         columns += [Column(name, _number) for name in (*names, "seconds")]
+        columns += [Column("missing")] if gaps else []
         key = f"{probe}-{again + 1}" if again else probe
         tables.append((Table(key, f"{probe}, {told}", columns, rows), lines))
     return tables
@@ -313,7 +316,9 @@ def _show(
         click.echo(table.title)
         heads = [column.name for column in table.columns]
         cells = [heads, *table.shown()]
-        without = [[cell for head, cell in zip(heads, row, strict=True) if head != "run"] for row in cells]
+        without = [
+            [cell for head, cell in zip(heads, row, strict=True) if head not in ("run", "missing")] for row in cells
+        ]
         if len(lines) <= SIDE_BY_SIDE:
             without = [list(column) for column in zip(*without, strict=True)]
         else:
@@ -322,6 +327,10 @@ def _show(
         for on in dict.fromkeys(line["about"]["clients"] for line in lines if "clients" in line["about"]):
             who = ", ".join(line["method"] for line in lines if line["about"].get("clients") == on)
             click.echo(f"{who}: on the clients of the others, {on}")
+        for line in lines:
+            if "missing" in line:
+                what = "missing" if line["values"] else "reads nothing"
+                click.echo(f"{line['method']}, round {line['round']}, {line['probe']} {what}: {line['missing']}")
         click.echo("")
     for line in found:
         if "file" in line:

@@ -35,6 +35,12 @@ def is_the_clients(error: Exception) -> bool:
     return not isinstance(error, NOT_THE_CLIENTS) and "can't allocate memory" not in str(error)
 
 
+def reason(error: Exception) -> str:
+    """As a record tells it."""
+    what = error.what if isinstance(error, NotFinite) else f"{type(error).__name__}: {error}"
+    return what.splitlines()[0][:LONGEST_REASON]
+
+
 @dataclass
 class Outcome:
     """The answers of a round, summed, and what they cost."""
@@ -97,18 +103,25 @@ class SerialEngine:
         self.sent, self.pending, self.left_out = sent, {}, {}
         outcome, passes = Outcome(self.reduction(sent, everyone), self.left_out), self.model.backward_passes
         with computing(self.threads, self.model.device):
-            for answer in self.answers(sent, chosen, before_step):
-                try:
-                    outcome.reduction.add(answer)
-                except NotFinite as error:
-                    self.leave_out(answer.client, error)
-                    continue
+            for answer in self.accepted(sent, chosen, outcome.reduction, before_step):
                 outcome.bytes_up += answer.nbytes
                 kept = self.store.prepare(sent.round, answer.client, answer.memory, sent.weights)
                 self.pending[answer.client] = kept
             self.store.make_room(sent.round, sent.weights, self.pending)
         outcome.backward_passes = self.model.backward_passes - passes
         return outcome
+
+    def accepted(
+        self, sent: Broadcast, chosen: Sequence[int], into: Reduction, before_step: Callable[[], None]
+    ) -> Iterator[Answer]:
+        """The answers that are part of the round, added up; of the others `left_out` says why."""
+        for answer in self.answers(sent, chosen, before_step):
+            try:
+                into.add(answer)
+            except NotFinite as error:
+                self.leave_out(answer.client, error)
+            else:
+                yield answer
 
     def reduction(self, sent: Broadcast, everyone: Sequence[int]) -> Reduction:
         weight = sum(size_of(self.clients[client]) for client in everyone) if self.by_examples else len(everyone)
@@ -135,8 +148,7 @@ class SerialEngine:
         """Note why a client is not part of the round, or stop where that was asked for."""
         if not (self.drop and is_the_clients(error)):
             raise error
-        what = error.what if isinstance(error, NotFinite) else f"{type(error).__name__}: {error}"
-        self.left_out[client] = what.splitlines()[0][:LONGEST_REASON]
+        self.left_out[client] = reason(error)
 
     def evaluate(self, state: Broadcast) -> Evaluation | None:
         return combine(self.score_here(state, 0, 1)) if self.test is not None else None

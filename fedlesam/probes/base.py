@@ -4,7 +4,7 @@ import dataclasses
 import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from torch import Tensor
@@ -12,6 +12,7 @@ from torch import Tensor
 from fedlesam.checks import check_count
 from fedlesam.computing import computing
 from fedlesam.federation import Federation
+from fedlesam.probes.replay import heard
 
 Values = dict[str, float]
 Tick = Callable[[int, int], None]
@@ -28,10 +29,13 @@ class Look:
     trains_on: bool = True
     """A round will be trained from here, and the clients' memories are those it begins with."""
     tick: Tick = lambda done, of: None
+    missing: list[str] = field(default_factory=list)
+    """What a probe could not read there, and why; filled by the probe."""
 
     @property
     def active(self) -> list[int]:
-        return self.federation.draw_active(self.federation.state.round)
+        """Those of the coming round that are heard: who is silent by dropout trains nothing."""
+        return heard(self.federation)
 
 
 @dataclass(frozen=True)
@@ -49,6 +53,16 @@ class Probe:
         """Whether it looks at what the clients remember."""
         return not self.at_end
 
+    @property
+    def reads_previous(self) -> bool:
+        """Whether it looks at the global model of one round before."""
+        return False
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """All but how often it looks."""
+        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "every"}
+
     def __post_init__(self) -> None:
         check_count(self.name, "every", self.every)
 
@@ -63,9 +77,11 @@ class Probe:
         """`measure` with the federation's threads, numbers that JSON has, and the settings added."""
         with beside(look.federation):
             values, about = self.measure(look)
-        settings = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "every"}
         finite = {name: value for name, value in values.items() if math.isfinite(value)}
-        return finite, {**settings, **about}
+        wrong = [name for name in values if name not in finite]
+        if wrong:
+            look.missing.append(f"not a finite number: {', '.join(wrong)}")
+        return finite, {**self.settings, **about}
 
 
 def beside(federation: Federation) -> AbstractContextManager[None]:

@@ -13,7 +13,7 @@ from fedlesam.checks import check_count
 from fedlesam.federation import Federation
 from fedlesam.probes.base import Look, Probe, Tick, Values, every_or
 from fedlesam.probes.loss import GlobalLoss
-from fedlesam.probes.replay import check_memories, lockstep
+from fedlesam.probes.replay import answering, check_memories, heard, lockstep, named
 from fedlesam.rules.perturbation import LocalAscent, NoPerturbation
 
 
@@ -57,22 +57,28 @@ def drift_of(
     active: Sequence[int] | None = None,
     full: GlobalLoss | None = None,
     tick: Tick = lambda done, of: None,
+    left_out: dict[int, str] | None = None,
 ) -> Drift:
     """The drift of the coming round, played beside the federation with its active clients in lockstep.
+
+    Who will not be part of the round is not part of it here: the silent ones, unless `active` names those to take, and
+    with `on_client_error="drop"` those that will fail; `left_out` is told why.
 
     u_g is the direction of the gradient of `loss` at the virtual global model w + mean of (v_i - w): one gradient of
     all its samples for every local step. `full` is where SAM's full client gradients are taken, if they are wanted.
     """
     check_perturbs(federation.algorithm)
     check_memories("drift", federation)
-    chosen = federation.draw_active(federation.state.round) if active is None else list(active)
+    chosen, failing = answering(federation, heard(federation) if active is None else active)
+    if left_out is not None:
+        left_out |= failing
     ascends_alone = isinstance(federation.algorithm.perturbation, LocalAscent)
     pairs: list[tuple[float, float]] = []
     full_pairs: list[tuple[float, float]] = []
     norms, slopes, without, perturbed = [], [], 0, set()
     for step, places in enumerate(lockstep(federation, chosen), 1):
         virtual = torch.stack([place.v for place in places]).mean(0)
-        g = loss.gradient(virtual)[1]
+        g = loss.finite_gradient(virtual)[1]
         slopes.append(float(g.norm()))
         for place in places:
             if not place.moving:
@@ -133,5 +139,7 @@ class DriftProbe(Probe):
     def measure(self, look: Look) -> tuple[Values, dict[str, Any]]:
         loss = GlobalLoss.of(look.federation, every_or(self.samples))
         full = GlobalLoss.of(look.federation) if self.full else None
-        found = drift_of(look.federation, loss, look.active, full, look.tick)
+        left_out: dict[int, str] = {}
+        found = drift_of(look.federation, loss, look.active, full, look.tick, left_out)
+        look.missing.extend(named(left_out))
         return {name: value for name, value in vars(found).items() if value is not None}, {"samples": loss.samples}

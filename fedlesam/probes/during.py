@@ -1,5 +1,7 @@
 """Probes while a run trains: they look between rounds, and their seconds are nobody's but theirs."""
 
+import dataclasses
+import logging
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -7,41 +9,81 @@ from typing import Any
 
 from torch import Tensor
 
+from fedlesam.checks import NotFinite
+from fedlesam.engines.serial import is_the_clients, reason
 from fedlesam.federation import Federation, Record
 from fedlesam.probes import readings
 from fedlesam.probes.base import Look, Probe
+from fedlesam.probes.loss import Unreadable
 from fedlesam.probes.readings import Reading
 
+log = logging.getLogger("fedlesam")
 
-def watched(federation: Federation, probes: list[Probe], path: Path, rounds: int) -> Iterator[Record]:
-    """Train up to `rounds` rounds, with a look before each of them and after the last, which is always evaluated.
 
-    Of a run that goes on from a checkpoint, what was measured there already stays: the model before is not known now.
+class Watch:
+    """A federation in training, with a look before each round and after the last.
+
+    A run that goes on from a checkpoint takes its first look there once more: with what the checkpoint holds it finds
+    the same, and a look that was cut off is made up for.
     """
-    previous: Tensor | None = None
-    known = {(reading.round, reading.probe) for reading in readings.read(path)} if federation.state.round else set()
 
-    def look() -> None:
-        done = federation.state.round
+    def __init__(self, federation: Federation, probes: list[Probe], path: Path, previous: Tensor | None = None) -> None:
+        self.federation, self.probes, self.path = federation, probes, path
+        self.previous = previous
+        """The global model that the last round began with, where it is known."""
+        self._spoken: set[str] = set()
+
+    @property
+    def to_keep(self) -> Tensor | None:
+        """What the probes need of a checkpoint beside the federation's own state."""
+        return self.previous if any(probe.reads_previous for probe in self.probes) else None
+
+    def train(self, rounds: int) -> Iterator[Record]:
+        """Up to so many rounds, a record each; the last is always evaluated."""
+        self._look(rounds)
+        while self.federation.state.round < rounds:
+            anchor = self.federation.state.weights
+            last = self.federation.state.round + 1 == rounds
+            record = self.federation.round(evaluate=True if last else None)
+            self.previous = anchor
+            yield record
+            self._look(rounds)
+
+    def _look(self, rounds: int) -> None:
+        done = self.federation.state.round
         last = done >= rounds
-        for probe in probes:
-            if (probe.at_end if last else done % probe.every == 0) and (done, probe.name) not in known:
-                take(probe, Look(federation, previous, trains_on=not last), path)
+        for probe in self.probes:
+            if probe.at_end if last else done % probe.every == 0:
+                reading = take(probe, Look(self.federation, self.previous, trains_on=not last), self.path)
+                self._speak_of(reading)
 
-    look()
-    known.clear()
-    while federation.state.round < rounds:
-        anchor = federation.state.weights
-        yield federation.round(evaluate=True if federation.state.round + 1 == rounds else None)
-        previous = anchor
-        look()
+    def _speak_of(self, reading: Reading) -> None:
+        """Of each probe once: the rest is in probes.jsonl."""
+        if reading.missing and not reading.values and reading.probe not in self._spoken:
+            self._spoken.add(reading.probe)
+            log.warning("round %d: the probe %s reads nothing: %s", reading.round, reading.probe, reading.missing)
 
 
 def take(probe: Probe, look: Look, path: Path, more: Mapping[str, Any] | None = None) -> Reading:
-    """Measure, and write the line; `more` is what else a reader must know of it."""
-    began = time.perf_counter()
-    values, about = probe.reading(look)
-    seconds = time.perf_counter() - began
-    reading = Reading(look.federation.state.round, probe.name, values, {**about, **(more or {})}, round(seconds, 3))
+    """Measure, and write the line; `more` is what else a reader must know of it.
+
+    A probe that fails says why in its reading and stops nothing, but for what is the machine's fault.
+    """
+    look, began = dataclasses.replace(look, missing=[]), time.perf_counter()
+    try:
+        values, about = probe.reading(look)
+    except Exception as error:
+        if not is_the_clients(error):
+            raise
+        look.missing.append(_why(error))
+        values, about = {}, probe.settings
+    seconds, missing = round(time.perf_counter() - began, 3), "; ".join(look.missing)
+    reading = Reading(look.federation.state.round, probe.name, values, {**about, **(more or {})}, seconds, missing)
     readings.put(path, reading)
     return reading
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, Unreadable):
+        return str(error)
+    return f"client {error.client}: {reason(error)}" if isinstance(error, NotFinite) else reason(error)

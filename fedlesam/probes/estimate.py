@@ -9,11 +9,12 @@ from torch import Tensor
 
 from fedlesam import seeds
 from fedlesam.checks import check_count
+from fedlesam.engines.serial import is_the_clients, reason
 from fedlesam.federation import Federation
 from fedlesam.messages import Memory
 from fedlesam.probes.base import Look, Probe, Values, every_or
 from fedlesam.probes.loss import GlobalLoss
-from fedlesam.probes.replay import check_memories
+from fedlesam.probes.replay import check_memories, named
 
 
 def cosine(one: Tensor, other: Tensor) -> float:
@@ -22,8 +23,13 @@ def cosine(one: Tensor, other: Tensor) -> float:
     return float(x @ y / (x.norm() * y.norm()))
 
 
-def constant_perturbations(federation: Federation, active: Sequence[int]) -> dict[int, Tensor]:
-    """What each of these clients will add to its weights in the coming round, where that is fixed for the round."""
+def constant_perturbations(
+    federation: Federation, active: Sequence[int], left_out: dict[int, str] | None = None
+) -> dict[int, Tensor]:
+    """What each of these clients will add to its weights in the coming round, where that is fixed for the round.
+
+    Who fails at it is left out where the round would do so; `left_out` is told why.
+    """
     rule, state = federation.algorithm.perturbation, federation.state
     if rule.gradient != "unused":
         return {}
@@ -31,8 +37,13 @@ def constant_perturbations(federation: Federation, active: Sequence[int]) -> dic
     with seeds.untouched(device):
         for client in active:
             seeds.reseed_torch(seeds.derive(federation.seed, "step", state.round, client), device)
-            mine = rule.begin(state.weights, federation.memories.get(client, Memory()).perturbation)
-            found[client] = rule.constant(state.weights, mine, state.perturbation)
+            memory = federation.memories.get(client, Memory()).perturbation
+            try:
+                found[client] = rule.constant(state.weights, rule.begin(state.weights, memory), state.perturbation)
+            except Exception as error:
+                if federation.on_client_error == "stop" or not is_the_clients(error):
+                    raise
+                (left_out if left_out is not None else {})[client] = reason(error)
     return {client: e for client, e in found.items() if e is not None and e.norm() > 0}
 
 
@@ -50,6 +61,10 @@ class Estimate(Probe):
         super().__post_init__()
         check_count(self.name, "samples", self.samples, at_least=0)
 
+    @property
+    def reads_previous(self) -> bool:
+        return True
+
     def check(self, federation: Federation) -> None:
         if federation.algorithm.perturbation.gradient == "unused":
             check_memories("estimate", federation)
@@ -57,12 +72,14 @@ class Estimate(Probe):
     def measure(self, look: Look) -> tuple[Values, dict[str, Any]]:
         federation, w = look.federation, look.federation.state.weights
         loss = GlobalLoss.of(federation, every_or(self.samples))
-        g = loss.gradient(w)[1]
+        g = loss.finite_gradient(w)[1]
         values: Values = {"gradient_norm": float(g.norm())}
         if look.previous is not None:
             values["cosine_previous"] = cosine(look.previous - w, g)
             values["step_norm"] = float((look.previous - w).norm())
-        cosines = [cosine(e, g) for e in constant_perturbations(federation, look.active).values()]
+        left_out: dict[int, str] = {}
+        cosines = [cosine(e, g) for e in constant_perturbations(federation, look.active, left_out).values()]
+        look.missing.extend(named(left_out))
         if cosines:
             values |= {"cosine": fmean(cosines), "cosine_min": min(cosines), "cosine_max": max(cosines)}
         return {**values, "clients": len(cosines)}, {"samples": loss.samples}

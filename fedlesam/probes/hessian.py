@@ -12,7 +12,7 @@ from fedlesam import seeds
 from fedlesam.checks import check_count
 from fedlesam.federation import Federation
 from fedlesam.probes.base import Look, Probe, Tick, Values, every_or
-from fedlesam.probes.loss import GlobalLoss
+from fedlesam.probes.loss import GlobalLoss, Unreadable
 
 TOLERANCE = 1e-3
 """Of an eigenvalue, relative: Hessian products in single precision carry not much more."""
@@ -24,7 +24,8 @@ def eigenvalues(
     loss: GlobalLoss, weights: Tensor, k: int = 5, seed: int = 0, tick: Tick = lambda done, of: None
 ) -> list[float]:
     """The k largest (most positive), largest first, by Lanczos' method (ARPACK). Fewer if not all converged."""
-    linalg = _scipy()
+    from scipy.sparse import linalg  # here: it takes long to load
+
     check_count("hessian", "k", k)
     size = weights.numel()
     if k >= size:
@@ -38,6 +39,8 @@ def eigenvalues(
         found: NDArray[np.float64] = (
             loss.product(weights, torch.from_numpy(vector.ravel()).to(weights)).double().cpu().numpy()
         )
+        if not np.isfinite(found).all():
+            raise Unreadable("a product of the Hessian is not finite")
         return found
 
     start = torch.randn(size, generator=seeds.generator(seed, "probe", 0), dtype=torch.float64).numpy()
@@ -55,6 +58,10 @@ def eigenvalues(
         )
     except linalg.ArpackNoConvergence as error:
         found = error.eigenvalues
+    except linalg.ArpackError as error:
+        if product(start).any():
+            raise Unreadable(f"Lanczos' method fails: {error}") from error
+        found = np.zeros(k)  # what takes a random vector to 0 is 0, and ARPACK has nothing to start with
     return sorted((float(value) for value in found), reverse=True)
 
 
@@ -88,22 +95,14 @@ class Hessian(Probe):
         check_count(self.name, "samples", self.samples, at_least=0)
 
     def check(self, federation: Federation) -> None:
-        _scipy()
         if self.k >= federation.state.weights.numel():
             raise ValueError(f"hessian: k must be below the model's {federation.state.weights.numel()} parameters")
 
     def measure(self, look: Look) -> tuple[Values, dict[str, Any]]:
         w = look.federation.state.weights
         loss = GlobalLoss.of(look.federation, every_or(self.samples))
+        loss.finite_gradient(w)
         found = eigenvalues(loss, w, self.k, tick=look.tick)
         whole, error = trace(loss, w, self.draws)
         values = {f"eigenvalue_{i}": value for i, value in enumerate(found, 1)}
         return {**values, "trace": whole, "trace_error": error}, {"samples": loss.samples}
-
-
-def _scipy() -> Any:
-    try:
-        from scipy.sparse import linalg
-    except ImportError as error:
-        raise ValueError("hessian needs SciPy: pip install 'fedlesam[probes]'") from error
-    return linalg

@@ -20,6 +20,10 @@ BATCH = 250
 """Samples per pass. Fixed: another number would change the last bits."""
 
 
+class Unreadable(ArithmeticError):
+    """The loss, or a derivative of it, is not a number at that model."""
+
+
 class GlobalLoss:
     """F(w), the mean over clients of their mean training loss: eval mode, no augmentation, no weight decay.
 
@@ -88,6 +92,19 @@ class GlobalLoss:
             loss += share * self.model.backward(self.loss, x, y)
             torch._foreach_add_(pieces, self.model.gradients(), alpha=share)
         return loss, total
+
+    def finite_gradient(self, weights: Tensor) -> tuple[float, Tensor]:
+        """`gradient`, or Unreadable if it or the loss is not finite."""
+        loss, g = self.gradient(weights)
+        if not math.isfinite(loss):
+            raise Unreadable(f"the loss is not finite{self._whose(weights)}")
+        if not bool(g.isfinite().all()):
+            raise Unreadable("the gradient of the loss is not finite")
+        return loss, g
+
+    def _whose(self, weights: Tensor) -> str:
+        wrong = [client for client in self.chosen if not math.isfinite(self.only(client).value(weights))]
+        return f": that of {len(wrong)} of {len(self.chosen)} clients, client {wrong[0]} the first" if wrong else ""
 
     def product(self, weights: Tensor, vector: Tensor) -> Tensor:
         """The Hessian of F times a vector: the gradient of (gradient, vector)."""

@@ -5,7 +5,6 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 from safetensors.torch import load_model
-from torch import Tensor
 
 from fedlesam import config as configs
 from fedlesam.build import Experiment, build
@@ -32,7 +31,7 @@ def read_config(path: Path, data_dir: str | None = None, device: str | None = No
 def open_run(path: Path, config: RunConfig | None = None, data: DataSet | None = None) -> Federation:
     """The run's clients, settings and global model; what clients remember is not in it. `data` saves loading it."""
     experiment = _open(path, config, data)
-    if not _at_checkpoint(RunFolder(path), experiment, memories=False):
+    if _at_checkpoint(RunFolder(path), experiment, memories=False) is None:
         _at_model(RunFolder(path), experiment.federation)
     return experiment.federation
 
@@ -40,19 +39,22 @@ def open_run(path: Path, config: RunConfig | None = None, data: DataSet | None =
 def open_between_rounds(path: Path, config: RunConfig | None = None, data: DataSet | None = None) -> Look:
     """An unfinished run as a probe saw it while it trained, at its newest checkpoint: with what clients remember.
 
-    The model of the round before is there if a checkpoint of that round is, or if a client keeps it (FedLESAM).
+    The model of the round before is there if the run has a probe that asks for it, if a checkpoint of that round is
+    there, or if a client keeps it (FedLESAM).
     """
     folder, experiment = RunFolder(path), _open(path, config, data)
     federation = experiment.federation
-    if not _at_checkpoint(folder, experiment, memories=True):
+    checkpoints = _at_checkpoint(folder, experiment, memories=True)
+    if checkpoints is None:
         raise ValueError(
             f"{path}: {'is finished' if folder.is_finished() else 'has no checkpoint'}, so what its clients remember "
             "is not there; measure it while training, with `fedlesam run --probe drift:every=10`, or at a checkpoint, "
             "before the run is finished"
         )
-    state = federation.state
-    before = Checkpoints(folder.checkpoints).state_at(state.round - 1, state)
-    previous: Tensor | None = federation.memories.anchors.get(state.round - 1) if before is None else before.weights
+    state, previous = federation.state, checkpoints.previous
+    if previous is None:
+        before = checkpoints.state_at(state.round - 1, state)
+        previous = federation.memories.anchors.get(state.round - 1) if before is None else before.weights
     return Look(federation, None if previous is None else previous.to(state.weights.device))
 
 
@@ -78,11 +80,13 @@ def _open(path: Path, config: RunConfig | None, data: DataSet | None) -> Experim
     return experiment
 
 
-def _at_checkpoint(folder: RunFolder, experiment: Experiment, *, memories: bool) -> bool:
+def _at_checkpoint(folder: RunFolder, experiment: Experiment, *, memories: bool) -> Checkpoints | None:
+    """The checkpoints of which the newest was taken up."""
     if folder.is_finished():
-        return False
+        return None
     about = {"settings": configs.fingerprint(folder.read_config()), "split": experiment.split.hash}
-    return Checkpoints(folder.checkpoints, about=about).look(experiment.federation, memories)
+    checkpoints = Checkpoints(folder.checkpoints, about=about)
+    return checkpoints if checkpoints.look(experiment.federation, memories) else None
 
 
 def _at_model(folder: RunFolder, federation: Federation) -> None:

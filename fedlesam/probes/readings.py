@@ -16,6 +16,12 @@ class Reading:
     values: dict[str, float]
     about: dict[str, Any]
     seconds: float
+    missing: str = ""
+    """What could not be read, and why; empty where all could."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON: nothing is said of what is missing where nothing is."""
+        return {name: value for name, value in asdict(self).items() if name != "missing" or value}
 
 
 def read(path: Path) -> list[Reading]:
@@ -32,7 +38,15 @@ def read(path: Path) -> list[Reading]:
 
 
 def put(path: Path, new: Reading) -> None:
-    """Add a line, or replace the one of the same probe, round and settings; the file is whole at every moment."""
-    kept = [r for r in read(path) if (r.round, r.probe, r.about) != (new.round, new.probe, new.about)]
+    """Add a line, or replace the one of the same probe, round and settings; the file is whole at every moment.
+
+    One that could not be read at all is replaced by any later one of the probe and round.
+    """
+
+    def goes(old: Reading) -> bool:
+        same = (old.round, old.probe) == (new.round, new.probe)
+        return same and (old.about == new.about or bool(old.missing and not old.values))
+
+    kept = [r for r in read(path) if not goes(r)]
     ordered = sorted([*kept, new], key=lambda reading: (reading.round, reading.probe))
-    write_text(path, "".join(json.dumps(asdict(r), allow_nan=False) + "\n" for r in ordered))
+    write_text(path, "".join(json.dumps(r.as_dict(), allow_nan=False) + "\n" for r in ordered))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from fedlesam import seeds
-from fedlesam.client import Step, finish, local_update
+from fedlesam.client import Step, local_update
 from fedlesam.federation import Federation
 from fedlesam.messages import Answer, Memory
 from fedlesam.models.flat import FlatModel
@@ -53,13 +53,45 @@ def lockstep(federation: Federation, active: Sequence[int]) -> Iterator[list[Pla
         yield places
 
 
-def trained(federation: Federation, active: Sequence[int]) -> Iterator[tuple[int, Tensor]]:
-    """The active clients' local models at the end of the round, one after the other."""
-    model = federation.replica()
-    for client in active:
-        with seeds.untouched(federation.state.weights.device):
-            answer = finish(_steps(federation, client, model))
-        yield client, federation.state.weights + answer.result.update
+def heard(federation: Federation) -> list[int]:
+    """The coming round's active clients but for those that dropout silences."""
+    active = federation.draw_active(federation.state.round)
+    silent = federation.draw_silent(federation.state.round, active)
+    return [client for client in active if client not in silent]
+
+
+def trained(
+    federation: Federation, asked: Sequence[int], left_out: dict[int, str] | None = None
+) -> Iterator[tuple[int, Tensor]]:
+    """The clients' local models at the end of the round, one after the other.
+
+    Whom the round would leave out is left out here, by the same rules: `left_out` is told why. Who would stop the run
+    raises.
+    """
+    engine, sent = federation.understudy(), federation.state.broadcast()
+    answers = engine.accepted(sent, asked, engine.reduction(sent, asked), lambda: None)
+    while True:
+        with seeds.untouched(sent.weights.device):
+            answer = next(answers, None)
+        if answer is None:
+            break
+        yield answer.client, sent.weights + answer.result.update
+    if left_out is not None:
+        left_out |= engine.left_out
+
+
+def answering(federation: Federation, asked: Sequence[int]) -> tuple[list[int], dict[int, str]]:
+    """Those of the clients that will be part of the round, and why the others will not; it is played to find out."""
+    left_out: dict[int, str] = {}
+    if federation.on_client_error == "stop":
+        return list(asked), left_out
+    for _ in trained(federation, asked, left_out):
+        pass
+    return [client for client in asked if client not in left_out], left_out
+
+
+def named(left_out: dict[int, str]) -> list[str]:
+    return [f"client {client} is left out: {why}" for client, why in sorted(left_out.items())]
 
 
 def _steps(federation: Federation, client: int, model: FlatModel) -> Generator[Step, None, Answer]:

@@ -1,5 +1,6 @@
 """How much the loss can rise within a ball around the weights."""
 
+import math
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, ClassVar
@@ -13,7 +14,7 @@ from fedlesam.data.batches import size_of
 from fedlesam.federation import Federation
 from fedlesam.probes.base import Look, Probe, Values, every_or
 from fedlesam.probes.loss import GlobalLoss
-from fedlesam.probes.replay import check_memories, trained
+from fedlesam.probes.replay import check_memories, named, trained
 
 
 @dataclass(frozen=True)
@@ -33,8 +34,8 @@ class Rise:
 
     @property
     def ascent(self) -> float:
-        """At the best point found; 0 where nothing is above the centre."""
-        return max(0.0, *self.by_step)
+        """At the best point found; 0 where nothing is above the centre, NaN where the centre is no number."""
+        return max(0.0, *self.by_step) if math.isfinite(self.loss) else math.nan
 
 
 def rise(loss: GlobalLoss, weights: Tensor, radius: float, steps: int, scale: Tensor | None = None) -> Rise:
@@ -43,18 +44,21 @@ def rise(loss: GlobalLoss, weights: Tensor, radius: float, steps: int, scale: Te
     The first step from 0 is the first-order perturbation of SAM, so the ascent is never below it; and with the step as
     long as the radius, e soon follows the gradient on the sphere. With `scale` = |w| the ball is that of e / |w|, as
     in ASAM (Kwon et al., ICML 2021): rescaling the weights of a ReLU network without changing its function then
-    changes nothing. Where the gradient is 0, e starts in a fixed random direction. Costs `steps` gradients and one
+    changes nothing. Where the gradient is 0, or too large to be a number, e goes in a fixed random direction. A loss
+    that is no number counts as infinite, but at w itself nothing is known then: NaN. Costs `steps` gradients and one
     evaluation.
     """
     check_number("sharpness", "radius", radius, above=0)
     check_count("sharpness", "steps", steps)
     start, g = loss.gradient(weights)
     norm = float(g.norm())
+    if not math.isfinite(start):
+        return Rise(start, norm, [math.nan] * steps)
     u, by_step, best = torch.zeros_like(weights), [], -torch.inf
     for step in range(1, steps + 1):
         uphill = g if scale is None else g.mul_(scale)
         length = uphill.norm()
-        if not length > 0:
+        if not 0 < length < torch.inf:
             uphill = torch.randn(weights.shape, generator=seeds.generator(0, "probe", step)).to(weights)
             length = uphill.norm()
         u.add_(uphill, alpha=float(radius / length))
@@ -64,7 +68,7 @@ def rise(loss: GlobalLoss, weights: Tensor, radius: float, steps: int, scale: Te
             value, g = loss.gradient(there)
         else:
             value = loss.value(there)
-        best = max(best, value - start)
+        best = max(best, math.inf if math.isnan(value) else value - start)
         by_step.append(best)
     return Rise(start, norm, by_step)
 
@@ -111,6 +115,8 @@ class Sharpness(Probe):
         clients = range(len(federation.clients)) if self.local else range(0)
         total = 2 + len(clients) + len(active)
         raw = rise(loss, w, self.radius, self.steps)
+        if not math.isfinite(raw.loss):
+            loss.finite_gradient(w)  # says why
         look.tick(1, total)
         invariant = rise(loss, w, self.relative, self.steps, scale=w.abs())
         look.tick(2, total)
@@ -123,16 +129,20 @@ class Sharpness(Probe):
             "relative_first_order": invariant.first_order,
             "relative_ascent": invariant.ascent,
         }
-        local, ends = {}, {}
+        local: dict[int, float] = {}
+        ends: dict[int, float] = {}
+        left_out: dict[int, str] = {}
         for done, client in enumerate(clients, 3):
             local[client] = rise(loss.only(client), w, self.radius, self.steps).ascent
             look.tick(done, total)
-        for done, (client, v) in enumerate(trained(federation, active) if active else (), 3 + len(clients)):
+        for done, (client, v) in enumerate(trained(federation, active, left_out), 3 + len(clients)):
             ends[client] = rise(loss.only(client), v, self.radius, self.steps).ascent
             look.tick(done, total)
+        look.missing.extend(named(left_out))
         for name, found in (("local", local), ("trained", ends)):
             if found:
-                values |= {f"{name}_mean": fmean(found.values())}
-                values |= {f"{name}_min": min(found.values()), f"{name}_max": max(found.values())}
+                all_finite = all(map(math.isfinite, found.values()))
+                known = list(found.values()) if all_finite else [math.nan]
+                values |= {f"{name}_mean": fmean(known), f"{name}_min": min(known), f"{name}_max": max(known)}
                 values |= {f"{name}_{client}": value for client, value in found.items() if self.each}
         return values, {"samples": loss.samples, "of": sum(map(size_of, federation.clients))}

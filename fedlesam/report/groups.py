@@ -223,7 +223,7 @@ def _doubts(comparison: Comparison) -> list[str]:
             hashes[run.config.split, run.config.clients, run.config.seed].add(found_hash)
     if any(len(different) > 1 for different in hashes.values()):
         notes.append("Runs of the same split and seed have different clients: their data are not the same.")
-    return [*notes, *_probe_doubts(comparison.groups)]
+    return [*notes, *_probe_doubts(comparison.groups), *_probe_gaps(comparison.groups)]
 
 
 def _epochs(group: Group) -> str:
@@ -256,6 +256,21 @@ def _probe_doubts(groups: list[Group]) -> list[str]:
         for probe, found in abouts.items()
         if len(found) > 1
     ]
+
+
+def _probe_gaps(groups: list[Group]) -> list[str]:
+    """What probes could not read: of every method and probe how often, and the first reason."""
+    notes = []
+    for group in groups:
+        made = [one for run in group.runs for one in run.measurements]
+        for probe in dict.fromkeys(one.probe for one in made if one.missing):
+            mine = [one for one in made if one.probe == probe]
+            gaps = [one for one in mine if one.missing]
+            notes.append(
+                f"{group.label}: {len(gaps)} of {len(mine)} readings of the probe {probe} lack something; the first, "
+                f"after round {gaps[0].round}: {gaps[0].missing}."
+            )
+    return notes
 
 
 def _told(groups: Iterable[Group], value: Callable[[Group], str]) -> str:

@@ -28,6 +28,8 @@ class Measurement:
     values: dict[str, float]
     about: dict[str, Any]
     """With which radius, on how many samples, and so on."""
+    missing: str = ""
+    """What could not be read, and why."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +139,8 @@ class Run:
             try:
                 entry = json.loads(line)
                 values = {k: float(v) for k, v in entry["values"].items() if isinstance(v, int | float)}
-                one = Measurement(int(entry["round"]), str(entry["probe"]), values, dict(entry.get("about") or {}))
+                about, missing = dict(entry.get("about") or {}), str(entry.get("missing") or "")
+                one = Measurement(int(entry["round"]), str(entry["probe"]), values, about, missing)
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 if i == len(lines) - 1 and not line.endswith("}"):
                     break  # cut off by a crash
@@ -147,13 +150,14 @@ class Run:
 
     @property
     def probes(self) -> list[str]:
-        return list(dict.fromkeys(one.probe for one in self.measurements))
+        """Those that read something."""
+        return list(dict.fromkeys(one.probe for one in self.measurements if one.values))
 
     def series(self, probe: str) -> list[Measurement]:
         """Of the way in which it was measured most often: a final model measured again is no point of a curve."""
         ways: dict[str, list[Measurement]] = {}
         for one in self.measurements:
-            if one.probe == probe:
+            if one.probe == probe and one.values:
                 ways.setdefault(json.dumps(one.about, sort_keys=True), []).append(one)
         return max(ways.values(), key=len, default=[])
 

@@ -21,7 +21,7 @@ from fedlesam.federation import Federation
 from fedlesam.probes import GlobalLoss, drift_of, readings
 from fedlesam.probes.base import Look, Probe, Values
 from fedlesam.probes.catalogue import PROBES, attach, parse
-from fedlesam.probes.during import watched
+from fedlesam.probes.during import Watch
 from fedlesam.probes.readings import Reading
 from fedlesam.probes.replay import trained
 from fedlesam.runner import execute
@@ -53,7 +53,7 @@ def test_training_is_the_same_bit_for_bit(name: str, tmp_path: Path) -> None:
     probes = attach(ALL, probed)
     before = list(generators())
     expected = [record.as_dict() for record in plain.run(4)]
-    found = [r.as_dict() for r in watched(probed, probes, tmp_path / "probes.jsonl", 4)]
+    found = [r.as_dict() for r in Watch(probed, probes, tmp_path / "probes.jsonl").train(4)]
     assert list(generators()) == before
     assert_same_bits(snapshot(plain), snapshot(probed))
     assert any("running_mean" in key for key in snapshot(probed))
@@ -84,7 +84,7 @@ def test_the_functions_alone_leave_random_numbers_alone(name: str) -> None:
 def test_the_model_before_is_the_one_before(tmp_path: Path) -> None:
     fed = make("fedavg")
     seen = [fed.weights]
-    records = watched(fed, attach("estimate:every=1,samples=0", fed), tmp_path / "p.jsonl", 4)
+    records = Watch(fed, attach("estimate:every=1,samples=0", fed), tmp_path / "p.jsonl").train(4)
     for _ in records:
         seen.append(fed.weights)
     lines = readings.read(tmp_path / "p.jsonl")
@@ -111,7 +111,7 @@ def test_their_seconds_are_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(time, "perf_counter", now)
     fed = make("fedavg")
-    records = list(watched(fed, [Slow(every=1)], tmp_path / "p.jsonl", 2))
+    records = list(Watch(fed, [Slow(every=1)], tmp_path / "p.jsonl").train(2))
     assert all(record.seconds < 100 for record in records)
     lines = readings.read(tmp_path / "p.jsonl")
     assert [r.round for r in lines] == [0, 1, 2]
@@ -122,7 +122,7 @@ def test_their_seconds_are_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_every_and_the_end(tmp_path: Path) -> None:
     fed = make("fedlesam")
     probes = attach("sharpness:every=3,steps=1,local=no,trained=no drift:every=2,samples=6", fed)
-    list(watched(fed, probes, tmp_path / "p.jsonl", 7))
+    list(Watch(fed, probes, tmp_path / "p.jsonl").train(7))
     rounds = {name: [r.round for r in readings.read(tmp_path / "p.jsonl") if r.probe == name] for name in PROBES}
     assert rounds["sharpness"] == [0, 3, 6, 7], "the last model is measured whatever `every` is"
     assert rounds["drift"] == [0, 2, 4, 6], "from the last model no round begins"

@@ -1,7 +1,5 @@
 """Eigenvalues and trace against the explicit Hessian of a small model."""
 
-import sys
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -13,8 +11,6 @@ from fedlesam.probes import GlobalLoss, eigenvalues, trace
 from fedlesam.probes.base import Look
 from fedlesam.probes.hessian import Hessian
 from fedlesam.probes.theory import Point, half_square
-
-pytest.importorskip("scipy", reason="needs the extra `probes`")
 
 
 def explicit(weights: Tensor) -> Tensor:
@@ -65,7 +61,7 @@ def test_the_probe_is_repeatable_and_in_order() -> None:
     assert first[1] == {"k": 4, "draws": 20, "samples": 52}
 
 
-def test_bad_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bad_settings() -> None:
     loss = GlobalLoss(mlp(), samples())
     with pytest.raises(ValueError, match="k must be below the model's 39 parameters, got 39"):
         eigenvalues(loss, loss.model.weights, 39)
@@ -73,6 +69,3 @@ def test_bad_settings(monkeypatch: pytest.MonkeyPatch) -> None:
         Hessian(k=99).check(federation("fedavg"))
     with pytest.raises(ValueError, match="draws must be a whole number from 2, got 1"):
         Hessian(draws=1)
-    monkeypatch.setitem(sys.modules, "scipy.sparse", None)
-    with pytest.raises(ValueError, match=r"hessian needs SciPy: pip install 'fedlesam\[probes\]'"):
-        Hessian().check(federation("fedavg"))

@@ -331,8 +331,8 @@ class Instrument:
         self._mark(Halt, "check", "step")
         save, load = Checkpoints.save, Checkpoints.load
 
-        def saved(these: Checkpoints, federation: Any) -> None:
-            save(these, federation)
+        def saved(these: Checkpoints, federation: Any, *more: Any) -> None:
+            save(these, federation, *more)
             self.event(f"committed {federation.state.round}")
 
         def loaded(these: Checkpoints, federation: Any) -> int:

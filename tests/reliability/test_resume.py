@@ -233,8 +233,8 @@ def test_only_what_kept_checkpoints_name_is_kept(
     """After each of many commits; so the disk use is bounded."""
     real, sizes = Checkpoints.save, []
 
-    def save(self: Checkpoints, federation: Federation) -> None:
-        real(self, federation)
+    def save(self: Checkpoints, federation: Federation, *more: Any) -> None:
+        real(self, federation, *more)
         manifests = [Manifest.read(path) for path in self.found()]
         done = federation.state.round
         assert [manifest.round for manifest in manifests] == list(range(done, max(0, done - keep), -1))
