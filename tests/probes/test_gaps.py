@@ -236,7 +236,7 @@ def exploding(**change: Any) -> RunConfig:
         "model": "cnn",
         "algorithm": "fedsam",
     }
-    given = {"lr": 100.0, "clip": 0.0, "on_client_error": "drop", "threads": 1}
+    given = {"lr": 20.0, "clip": 0.0, "on_client_error": "drop", "threads": 1}
     return configs.resolve(configs.update(RunConfig(), {**small, **given, **change}))
 
 
