@@ -20,8 +20,8 @@ import torch
 from measure import machine
 
 import fedlesam as fl
-from fedlesam.config import parse
 from fedlesam.models.catalogue import make_model
+from fedlesam.runs.config import parse
 
 
 def anonymous() -> int:

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from measure import machine, table, take_turns
 from torch import Tensor, nn
 
-from fedlesam.computing import keep_freed_memory
+from fedlesam.core.computing import keep_freed_memory
 from fedlesam.models.catalogue import make_model
 
 WIDTHS = [f"resnet18:width={width}" for width in (16, 32, 48, 64)]

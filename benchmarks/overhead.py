@@ -15,8 +15,8 @@ from measure import machine, table, take_turns
 from torch import Tensor, nn
 
 import fedlesam as fl
-from fedlesam import seeds
-from fedlesam.data.batches import batch_indices
+from fedlesam.core import seeds
+from fedlesam.core.batches import batch_indices
 from fedlesam.models.catalogue import make_model
 
 CLIENTS, BATCH = 2, 50

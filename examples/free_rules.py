@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from fedlesam.algorithms import SLOW_DECAY, Algorithm
+from fedlesam.core.vectors import ascent_
 from fedlesam.rules.base import RoundResult, State
 from fedlesam.rules.correction import ControlVariates, DynamicRegulariser
 from fedlesam.rules.perturbation import Ascent, GlobalAscent, Perturbation
 from fedlesam.rules.server import Average, Dynamic
-from fedlesam.vectors import ascent_
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 
 import fedlesam as fl
-from fedlesam.checks import check_number
+from fedlesam.core.checks import check_number
+from fedlesam.core.vectors import ASCENT_EPS
 from fedlesam.rules.base import LocalResult, RoundResult, State
 from fedlesam.rules.correction import Correction, Turn
 from fedlesam.rules.perturbation import Ascent
 from fedlesam.rules.server import ServerRule
-from fedlesam.vectors import ASCENT_EPS
 
 
 @dataclass(frozen=True)

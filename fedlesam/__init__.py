@@ -10,16 +10,16 @@ if TYPE_CHECKING:
     from fedlesam import models as models
     from fedlesam import probes as probes
     from fedlesam.algorithms import Algorithm as Algorithm
-    from fedlesam.checks import NotFinite as NotFinite
+    from fedlesam.core.checks import NotFinite as NotFinite
+    from fedlesam.core.local import LocalTraining as LocalTraining
     from fedlesam.federation import Federation as Federation
     from fedlesam.federation import Record as Record
-    from fedlesam.local import LocalTraining as LocalTraining
 
 _HOMES = {
     "Algorithm": "fedlesam.algorithms",
     "Federation": "fedlesam.federation",
-    "LocalTraining": "fedlesam.local",
-    "NotFinite": "fedlesam.checks",
+    "LocalTraining": "fedlesam.core.local",
+    "NotFinite": "fedlesam.core.checks",
     "Record": "fedlesam.federation",
 }
 

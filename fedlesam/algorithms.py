@@ -4,7 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from fedlesam.checks import check_number
+from fedlesam.core.checks import check_number
+from fedlesam.rules.controls import RandomRoundAscent, RandomStepAscent, ReleasedAscent
 from fedlesam.rules.correction import (
     ClientMomentum,
     ControlVariates,
@@ -21,7 +22,6 @@ from fedlesam.rules.perturbation import (
     Perturbation,
     PreviousStepAscent,
 )
-from fedlesam.rules.placebo import RandomRoundAscent, RandomStepAscent, ReleasedAscent
 from fedlesam.rules.server import Adam, Average, Dynamic, ServerRule
 
 Reference = Literal["received", "previous-round"]

@@ -19,25 +19,26 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedlesam import evaluation, lookup, seeds
+from fedlesam import lookup
 from fedlesam.algorithms import Algorithm
-from fedlesam.checks import check_choice, check_count, check_number
-from fedlesam.data.batches import Batches, ClientData, known_labels
+from fedlesam.core import evaluation, seeds
+from fedlesam.core.batches import Batches, ClientData, known_labels
+from fedlesam.core.buffers import Buffers, Unsupported
+from fedlesam.core.checks import check_choice, check_count, check_number
+from fedlesam.core.evaluation import Evaluation, PerClient
+from fedlesam.core.flat_model import FlatModel, Precision
+from fedlesam.core.local import LocalTraining
+from fedlesam.core.module_check import changed_buffers, check_module
+from fedlesam.core.saving import separate
+from fedlesam.core.server import ServerState, server_step
 from fedlesam.data.sound import check_labels, check_samples, describe
 from fedlesam.engines.distributed import DistributedEngine, follow
 from fedlesam.engines.serial import Saved, SerialEngine
+from fedlesam.engines.signals import Halt, Interrupted
 from fedlesam.engines.stacked import CHANGES, NotStackable, StackedEngine, check_stackable
+from fedlesam.engines.store import Store
 from fedlesam.engines.watch import LOST_AFTER, check_lost_after
 from fedlesam.engines.world import WorkerLost, World, start_local
-from fedlesam.evaluation import Evaluation, PerClient
-from fedlesam.interrupt import Halt, Interrupted
-from fedlesam.local import LocalTraining
-from fedlesam.models.buffers import Buffers, Unsupported
-from fedlesam.models.check import changed_buffers, check_module
-from fedlesam.models.flat import FlatModel, Precision
-from fedlesam.models.saving import separate
-from fedlesam.server import ServerState, server_step
-from fedlesam.store import Store
 
 DROPOUT = "dropout"
 """The reason of a client that never answers because it was drawn to."""

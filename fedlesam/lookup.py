@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from fedlesam.algorithms import CATALOGUE, Algorithm
-from fedlesam.names import imported, unknown
+from fedlesam.core.names import imported, unknown
 
 
 def find(name: str) -> Callable[..., Algorithm]:

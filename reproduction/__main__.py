@@ -8,7 +8,7 @@ from fedlesam.cli import main
 from fedlesam.cli.options import OUTPUT, Grouped, GroupedCommand
 from fedlesam.cli.show import Display, print_table
 from fedlesam.cli.sweep_display import print_failed, sweep_display
-from fedlesam.names import unknown
+from fedlesam.core.names import unknown
 from reproduction import claim, plan
 from reproduction.items import ITEMS
 from reproduction.plan import find_items, parse_only

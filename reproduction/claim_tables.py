@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedlesam import costs, lookup
+from fedlesam import lookup
+from fedlesam.runs import costs
 from fedlesam.runs.stats import PairedDifferences, holm, paired
 from reproduction import plots
 from reproduction.findings import MEASURES, Findings

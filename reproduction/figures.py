@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from statistics import fmean
 
-from fedlesam.build import load_data
 from fedlesam.data.splits import make_split
 from fedlesam.report.methods import method_name
+from fedlesam.runs.build import load_data
 from reproduction import plots, probing
 from reproduction.context import Context, average
 from reproduction.items import SETTINGS, Item, RunSpec

@@ -4,8 +4,8 @@ import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from fedlesam.config import RunConfig
-from fedlesam.names import unknown
+from fedlesam.core.names import unknown
+from fedlesam.runs.config import RunConfig
 from reproduction.items import ITEMS, Item, RunSpec
 from reproduction.scales import SCALES, Scale, on_scale, settle
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fedlesam.interrupt import Interrupted, asked_to_stop
+from fedlesam.engines.signals import Interrupted, asked_to_stop
 
 
 def readings(run: Path, probe: str, value: str) -> list[tuple[int, float]]:

@@ -7,9 +7,9 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from fedlesam import config as configs
-from fedlesam.config import PROTOCOL, RunConfig, Value
 from fedlesam.data.catalogue import DOMAIN_SETS, is_domains
+from fedlesam.runs import config as configs
+from fedlesam.runs.config import PROTOCOL, RunConfig, Value
 from reproduction.items import DOMAINS, Item, RunSpec
 
 CLASSES = {"cifar10": 10, "cifar100": 100}

@@ -4,8 +4,8 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from fedlesam import config as configs
-from fedlesam.config import RunConfig, Value
+from fedlesam.runs import config as configs
+from fedlesam.runs.config import RunConfig, Value
 from reproduction.items import RunSpec
 from reproduction.scales import Scale, settle
 

@@ -5,15 +5,16 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 
-from fedlesam import costs, lookup
+from fedlesam import lookup
 from fedlesam.algorithms import CATALOGUE, Algorithm
-from fedlesam.build import load_data
-from fedlesam.config import RunConfig
 from fedlesam.data.catalogue import is_domains, parse_domains
 from fedlesam.data.formats.domains import find
 from fedlesam.report.pictures import accuracy_curves
 from fedlesam.report.read import Run
 from fedlesam.rules.perturbation import CorrectedAscent, GlobalAscent, LocalAscent, NoPerturbation
+from fedlesam.runs import costs
+from fedlesam.runs.build import load_data
+from fedlesam.runs.config import RunConfig
 from fedlesam.runs.stats import SeedMean
 from reproduction import figures
 from reproduction.context import Context, average, cell_of, first

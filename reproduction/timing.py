@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from statistics import median
 
-from fedlesam import config as configs
-from fedlesam import disk
-from fedlesam.build import build, load_data
-from fedlesam.config import RunConfig
+from fedlesam.core import disk
+from fedlesam.runs import config as configs
+from fedlesam.runs.build import build, load_data
+from fedlesam.runs.config import RunConfig
 
 TURNS = 5
 """Rounds of each that count, after one that does not."""

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from fedlesam.data.batches import batch_indices
-from fedlesam.seeds import derive, generator
+from fedlesam.core.batches import batch_indices
+from fedlesam.core.seeds import derive, generator
 
 Weights = dict[str, Tensor]
 

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from worlds import SCHEDULE, answer_of, epochs, federation, mlp, play, samples, steps_in, training
 
 from fedlesam import lookup
-from fedlesam.client import finish
-from fedlesam.messages import Answer
-from fedlesam.models.flat import FlatModel
+from fedlesam.core.client import finish
+from fedlesam.core.flat_model import FlatModel
+from fedlesam.core.messages import Answer
 
 
 def dropout_net() -> nn.Module:

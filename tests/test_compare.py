@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from fedlesam import compare as comparison
-from fedlesam.compare import compare, draw, folder_of, plan
-from fedlesam.config import RunConfig
-from fedlesam.runs import RunFolder
+from fedlesam.runs import compare as comparison
+from fedlesam.runs.compare import compare, draw, folder_of, plan
+from fedlesam.runs.config import RunConfig
+from fedlesam.runs.folder import RunFolder
 
 TINY = RunConfig(clients=6, active=2, rounds=2, epochs=1, batch_size=50, model="mlp:hidden=4", threads=1)
 
@@ -104,7 +104,7 @@ def test_data_are_loaded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         return load(config)
 
     monkeypatch.setattr(comparison, "load_data", counting)
-    monkeypatch.setattr("fedlesam.build.load_data", counting)
+    monkeypatch.setattr("fedlesam.runs.build.load_data", counting)
     compare(plan(TINY, ["fedavg", "fedsam"], 2), tmp_path)
     assert loaded == ["digits"]
     compare(plan(TINY, ["fedavg", "fedsam"], 2), tmp_path)

@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 
-from fedlesam.computing import computing
+from fedlesam.core.computing import computing
 
 ROUNDS = """
 import resource, torch, fedlesam as fl

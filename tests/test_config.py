@@ -10,11 +10,11 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fedlesam import config as configs
 from fedlesam.algorithms import CATALOGUE
-from fedlesam.build import build
 from fedlesam.cli.options import gather
-from fedlesam.config import (
+from fedlesam.runs import config as configs
+from fedlesam.runs.build import build
+from fedlesam.runs.config import (
     HYPER,
     NO_MATTER,
     OPTIONS,

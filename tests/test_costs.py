@@ -3,8 +3,8 @@
 import pytest
 
 from fedlesam.algorithms import CATALOGUE, Algorithm
-from fedlesam.costs import measure
 from fedlesam.rules.perturbation import GlobalAscent, LocalAscent
+from fedlesam.runs.costs import measure
 
 COSTS = {
     #              passes, down, up, stored

@@ -8,11 +8,11 @@ import pytest
 import torch
 from safetensors.torch import load_model
 
-from fedlesam.build import build, load_data
 from fedlesam.cli import main
-from fedlesam.config import RunConfig, resolve
 from fedlesam.models.catalogue import make_model
-from fedlesam.runner import execute
+from fedlesam.runs.build import build, load_data
+from fedlesam.runs.config import RunConfig, resolve
+from fedlesam.runs.runner import execute
 
 sys.path.insert(0, str(Path(__file__).parent / "data"))
 from domain_files import write_domains

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import fedlesam as fl
-from fedlesam.data.batches import steps_per_epoch
+from fedlesam.core.batches import steps_per_epoch
 from fedlesam.rules.base import RoundResult, State
 from fedlesam.rules.perturbation import CorrectedAscent, GlobalAscent, Perturbation
 

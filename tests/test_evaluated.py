@@ -10,20 +10,20 @@ import pytest
 import torch
 from worlds import federation, samples
 
-from fedlesam import config as configs
 from fedlesam.cli import main
-from fedlesam.config import RunConfig
-from fedlesam.evaluation import PerClient, per_client
+from fedlesam.core.evaluation import PerClient, per_client
+from fedlesam.engines.signals import Interrupted
 from fedlesam.federation import Record
-from fedlesam.interrupt import Interrupted
-from fedlesam.overview import look_at
 from fedlesam.report.groups import compare_runs
 from fedlesam.report.ranking import ranking
 from fedlesam.report.read import find_runs, read_run
 from fedlesam.report.write import write_report
-from fedlesam.runner import accuracies, execute
+from fedlesam.runs import config as configs
+from fedlesam.runs.config import RunConfig
 from fedlesam.runs.folder import RunFolder
-from fedlesam.trackers import numbers
+from fedlesam.runs.overview import look_at
+from fedlesam.runs.runner import accuracies, execute
+from fedlesam.runs.trackers import numbers
 
 QUICK = ["--model", "mlp:hidden=8", "--clients", "6", "--active", "3", "--epochs", "1", "--threads", "1"]
 

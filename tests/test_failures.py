@@ -17,12 +17,8 @@ from torch import Tensor, nn
 from worlds import assert_same_bits, epochs, federation, mlp, samples, snapshot, states, training
 
 from fedlesam import Federation, LocalTraining, NotFinite, lookup
-from fedlesam import config as configs
 from fedlesam.algorithms import CATALOGUE
-from fedlesam.build import build
 from fedlesam.cli import main
-from fedlesam.compare import compare, draw, plan
-from fedlesam.config import RunConfig
 from fedlesam.data import load
 from fedlesam.data.dataset import DataSet, Images
 from fedlesam.data.splits import make_split
@@ -31,8 +27,12 @@ from fedlesam.engines.world import WorkerLost
 from fedlesam.federation import DROPOUT, Record
 from fedlesam.report.ranking import ranking
 from fedlesam.report.read import read_run
-from fedlesam.runner import SPOKEN, NoAnswers, execute
-from fedlesam.runs import RunFolder
+from fedlesam.runs import config as configs
+from fedlesam.runs.build import build
+from fedlesam.runs.compare import compare, draw, plan
+from fedlesam.runs.config import RunConfig
+from fedlesam.runs.folder import RunFolder
+from fedlesam.runs.runner import SPOKEN, NoAnswers, execute
 
 UNPLUGGED = 12345.0
 """A client with this input raises."""
@@ -690,7 +690,7 @@ def test_a_run_in_which_no_client_ever_answered(tmp_path: Path) -> None:
 
 
 def test_the_first_failure_is_named_even_if_its_reason_comes_again() -> None:
-    from fedlesam.runner import _check_answers
+    from fedlesam.runs.runner import _check_answers
 
     records: list[dict[str, Any]] = [
         {"left_out": {"3": DROPOUT, "5": "first"}},

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from fedlesam.config import RunConfig, resolve
-from fedlesam.runner import execute
+from fedlesam.runs.config import RunConfig, resolve
+from fedlesam.runs.runner import execute
 
 PACKAGE = Path("/usr/share/datasets/fashion-mnist")
 

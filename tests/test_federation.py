@@ -8,8 +8,8 @@ from torch import nn
 from worlds import SCHEDULE, assert_same_bits, federation, mlp, play, samples, snapshot, states, training
 
 from fedlesam import Federation, LocalTraining
+from fedlesam.core.reduction import Reduction
 from fedlesam.federation import count_active
-from fedlesam.reduction import Reduction
 
 
 def test_the_quick_start() -> None:

@@ -63,7 +63,7 @@ CORE_LINES = 700
 
 
 def name_of(path: Path) -> str:
-    """`data.batches` for fedlesam/data/batches.py; a package is named after its folder."""
+    """`data.batches` for fedlesam/core/batches.py; a package is named after its folder."""
     parts = path.relative_to(PACKAGE).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from fedlesam import disk
-from fedlesam.config import RunConfig
-from fedlesam.runner import execute
+from fedlesam.core import disk
+from fedlesam.runs.config import RunConfig
+from fedlesam.runs.runner import execute
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="permissions are POSIX's")
 

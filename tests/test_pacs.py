@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from fedlesam.config import RunConfig, resolve
 from fedlesam.data import load
-from fedlesam.runner import execute
+from fedlesam.runs.config import RunConfig, resolve
+from fedlesam.runs.runner import execute
 
 FOLDER = Path("/work/shared/data")
 

@@ -15,9 +15,9 @@ from worlds import SCHEDULE, epochs, federation, mlp, play, samples, states, ste
 
 from fedlesam import lookup
 from fedlesam.algorithms import CATALOGUE, Algorithm
-from fedlesam.client import Step
-from fedlesam.descent import Descent
-from fedlesam.messages import Answer
+from fedlesam.core.client import Step
+from fedlesam.core.descent import Descent
+from fedlesam.core.messages import Answer
 from fedlesam.rules.base import State
 from fedlesam.rules.correction import ControlVariates, Correction, DynamicRegulariser, NoCorrection
 from fedlesam.rules.perturbation import CorrectedAscent, GlobalAscent, LocalAscent, Perturbation, PreviousStepAscent

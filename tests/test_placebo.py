@@ -7,9 +7,9 @@ from worlds import SCHEDULE, assert_same_bits, federation, mlp, play, snapshot, 
 from fedlesam.algorithms import Algorithm
 from fedlesam.federation import Federation
 from fedlesam.probes.estimate import constant_perturbations
+from fedlesam.rules.controls import RandomRoundAscent, RandomStepAscent, ReleasedAscent
 from fedlesam.rules.correction import ControlVariates
 from fedlesam.rules.perturbation import GlobalAscent
-from fedlesam.rules.placebo import RandomRoundAscent, RandomStepAscent, ReleasedAscent
 
 
 def test_the_released_perturbation_by_hand() -> None:

@@ -17,14 +17,15 @@ import torch
 from torch import nn
 from worlds import federation, samples, training
 
-from fedlesam import Federation, LocalTraining, costs
-from fedlesam import config as configs
+from fedlesam import Federation, LocalTraining
 from fedlesam.algorithms import CATALOGUE
-from fedlesam.build import build, place
-from fedlesam.config import RunConfig
-from fedlesam.costs import PROCESS_BYTES, Prediction, anchors_alive, check_fits, predict
-from fedlesam.runner import execute
-from fedlesam.runs import RunFolder
+from fedlesam.runs import config as configs
+from fedlesam.runs import costs
+from fedlesam.runs.build import build, place
+from fedlesam.runs.config import RunConfig
+from fedlesam.runs.costs import PROCESS_BYTES, Prediction, anchors_alive, check_fits, predict
+from fedlesam.runs.folder import RunFolder
+from fedlesam.runs.runner import execute
 from fedlesam.space import size
 
 GB = 10**9

@@ -11,8 +11,8 @@ from worlds import assert_same_bits, federation, mlp, play, samples, states
 
 from fedlesam import lookup
 from fedlesam.algorithms import CATALOGUE
+from fedlesam.core.local import LocalTraining
 from fedlesam.federation import Federation
-from fedlesam.local import LocalTraining
 
 
 @dataclass(frozen=True)

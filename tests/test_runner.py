@@ -11,16 +11,16 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from fedlesam import config as configs
-from fedlesam.build import build
-from fedlesam.checks import NotFinite
-from fedlesam.config import RunConfig
+from fedlesam.core.checks import NotFinite
 from fedlesam.data import load
 from fedlesam.data.splits import make_split
 from fedlesam.federation import Record
 from fedlesam.models.catalogue import make_model
-from fedlesam.runner import accuracies, execute
-from fedlesam.runs import RunFolder
+from fedlesam.runs import config as configs
+from fedlesam.runs.build import build
+from fedlesam.runs.config import RunConfig
+from fedlesam.runs.folder import RunFolder
+from fedlesam.runs.runner import accuracies, execute
 
 FILES = {"config.toml", "versions.json", "split.safetensors", "metrics.jsonl", "model.safetensors", "summary.json"}
 KEYS = {

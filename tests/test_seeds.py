@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedlesam import seeds
+from fedlesam.core import seeds
 
 CPU = torch.device("cpu")
 FROZEN = (2918264622725855778, 2257468866853008578)

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from worlds import SCHEDULE, answer_of, assert_same_bits, federation, play, samples, training
 
 from fedlesam import NotFinite
-from fedlesam.messages import Answer, Memory
-from fedlesam.reduction import CHUNK, MOST, RANGE, ExactSum, Reduction
+from fedlesam.core.messages import Answer, Memory
+from fedlesam.core.reduction import CHUNK, MOST, RANGE, ExactSum, Reduction
 from fedlesam.rules.base import LocalResult, RoundResult
 from fedlesam.rules.correction import ClientMomentum, ControlVariates, DynamicRegulariser
 from fedlesam.rules.server import Adam, Average, Dynamic

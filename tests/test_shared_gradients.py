@@ -12,7 +12,7 @@ from torch.func import functional_call
 from worlds import SCHEDULE, epochs, federation, play, samples, states, steps_in, training
 
 from fedlesam import lookup
-from fedlesam.descent import apart
+from fedlesam.core.descent import apart
 
 
 class Mixed(nn.Module):

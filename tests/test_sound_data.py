@@ -14,12 +14,12 @@ from torch.utils.data import Dataset, TensorDataset
 from worlds import federation, mlp, samples
 
 from fedlesam import Federation, LocalTraining, NotFinite
-from fedlesam import config as configs
 from fedlesam.cli import main
-from fedlesam.config import RunConfig
-from fedlesam.costs import predict
 from fedlesam.data._load import load_digits
 from fedlesam.data.splits import make_split
+from fedlesam.runs import config as configs
+from fedlesam.runs.config import RunConfig
+from fedlesam.runs.costs import predict
 
 X, Y = samples((6,))[0]
 
@@ -187,7 +187,7 @@ def test_numbers_that_are_none_are_usage_errors(
     ],
 )
 def test_settings_of_a_file(settings: dict[str, Any], said: str) -> None:
-    from fedlesam.build import build
+    from fedlesam.runs.build import build
 
     with pytest.raises(ValueError, match=said):
         build(configs.resolve(RunConfig(**settings)))

@@ -21,9 +21,9 @@ from torch import Tensor, nn
 from worlds import SCHEDULE, assert_same_bits, federation, play, snapshot, states
 
 from fedlesam import Federation, LocalTraining
-from fedlesam import store as store_room
-from fedlesam.messages import Memory
-from fedlesam.store import Store
+from fedlesam.core.messages import Memory
+from fedlesam.engines import store as store_room
+from fedlesam.engines.store import Store
 
 SIZE = 6
 UNIT = SIZE * 4

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from fedlesam.cli import main
-from fedlesam.config import RunConfig
-from fedlesam.evaluation import PerClient
+from fedlesam.core.evaluation import PerClient
 from fedlesam.federation import Record
-from fedlesam.runs import RunFolder
-from fedlesam.trackers import Tracked, numbers, wanted, watching
+from fedlesam.runs.config import RunConfig
+from fedlesam.runs.folder import RunFolder
+from fedlesam.runs.trackers import Tracked, numbers, wanted, watching
 
 TINY = ["--clients", "6", "--active", "2", "--epochs", "1", "--batch-size", "50", "--model", "mlp:hidden=4"]
 extras = pytest.mark.extras

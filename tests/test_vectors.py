@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedlesam.vectors import ascent_, clip_coefficient
+from fedlesam.core.vectors import ascent_, clip_coefficient
 
 
 @given(st.integers(1, 4), st.floats(1e-3, 1e3), st.floats(1e-3, 1e3))

@@ -8,14 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedlesam import seeds
 from fedlesam.algorithms import Algorithm
-from fedlesam.client import Step, finish, local_update
-from fedlesam.data.batches import ClientData
+from fedlesam.core import seeds
+from fedlesam.core.batches import ClientData
+from fedlesam.core.client import Step, finish, local_update
+from fedlesam.core.flat_model import FlatModel
+from fedlesam.core.local import LocalTraining
+from fedlesam.core.messages import Answer, Memory
 from fedlesam.federation import Federation
-from fedlesam.local import LocalTraining
-from fedlesam.messages import Answer, Memory
-from fedlesam.models.flat import FlatModel
 
 SIZES = (7, 12, 5, 9, 16, 3)
 SCHEDULE = ((0, 3), (1, 2, 5), (0, 1, 4), (3,), (0, 2, 5), (1, 4), (0, 3, 5), (1, 2, 4))

@@ -45,9 +45,9 @@ import work  # noqa: E402
 from lenet import PARAMETERS  # noqa: E402
 
 from fedlesam import Federation  # noqa: E402
-from fedlesam import seeds as our_seeds  # noqa: E402
-from fedlesam.computing import LARGE, NEVER  # noqa: E402
-from fedlesam.data.batches import batch_indices  # noqa: E402
+from fedlesam.core import seeds as our_seeds  # noqa: E402
+from fedlesam.core.batches import batch_indices  # noqa: E402
+from fedlesam.core.computing import LARGE, NEVER  # noqa: E402
 from fedlesam.models.small import lenet as our_lenet  # noqa: E402
 
 SYSTEMS = ("ours", "bare", "flower", "pfl", "fedlab")

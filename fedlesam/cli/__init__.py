@@ -44,7 +44,7 @@ class Lazy(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        from fedlesam.names import unknown
+        from fedlesam.core.names import unknown
 
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
             raise click.UsageError(str(unknown("command", args[0], COMMANDS)), ctx)

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fedlesam import config as configs
 from fedlesam.cli.options import Grouped, GroupedCommand, gather, names_of, output, settings, trackers
-from fedlesam.config import RunConfig
-from fedlesam.evaluated import evaluated_on
-from fedlesam.names import file_name
+from fedlesam.core.names import file_name
+from fedlesam.runs import config as configs
+from fedlesam.runs.config import RunConfig
+from fedlesam.runs.evaluated import evaluated_on
 
 if TYPE_CHECKING:
     from fedlesam.federation import Record
-    from fedlesam.trackers import Open
+    from fedlesam.runs.trackers import Open
 
 
 def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
@@ -65,7 +65,7 @@ def command(
     Runs that are finished are not repeated, and one that was interrupted is gone on with. The folder holds a run folder
     per method and seed, report.html, accuracy.png and split.png. Hyper-parameters go to the methods that take them.
     """
-    from fedlesam.trackers import wanted
+    from fedlesam.runs.trackers import wanted
 
     openers = wanted(tensorboard, mlflow, wandb)
     base = gather(config_file, assignments, flags)
@@ -82,13 +82,13 @@ def show_comparison(
     as_json: bool,
     openers: "dict[str, Open] | None" = None,
 ) -> None:
-    from fedlesam import compare as comparison
     from fedlesam.cli.show import Display
     from fedlesam.cli.show_ranking import print_gains, print_ranking
     from fedlesam.report.ranking import ranking
     from fedlesam.report.write import write_report
-    from fedlesam.runs import RunFolder
-    from fedlesam.trackers import watching
+    from fedlesam.runs import compare as comparison
+    from fedlesam.runs.folder import RunFolder
+    from fedlesam.runs.trackers import watching
 
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ValueError("under torchrun use `fedlesam run`, one method at a time; `compare` takes --workers instead")

@@ -7,8 +7,8 @@ from typing import Any
 
 import click
 
-from fedlesam import config as configs
 from fedlesam.cli.options import OUTPUT, Grouped, GroupedCommand, gather, settings
+from fedlesam.runs import config as configs
 
 
 @click.command(
@@ -29,8 +29,8 @@ def command(config_file: Path | None, assignments: tuple[str, ...], as_json: boo
     """
     config = configs.resolve(gather(config_file, assignments, flags))
 
-    from fedlesam import costs
-    from fedlesam.build import build
+    from fedlesam.runs import costs
+    from fedlesam.runs.build import build
     from fedlesam.space import size
 
     predicted = costs.predict(config, build(config).federation)

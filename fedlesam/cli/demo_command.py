@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from fedlesam.config import RunConfig
+from fedlesam.runs.config import RunConfig
 
 METHODS = ["fedavg", "fedsam", "scaffold", "fedlesam", "fedlesam-s"]
 

@@ -40,8 +40,8 @@ Listing = tuple[list[str], list[list[Any]]]
 
 
 def algorithms() -> Listing:
-    from fedlesam import costs
     from fedlesam.algorithms import CATALOGUE
+    from fedlesam.runs import costs
 
     rows = []
     for name, make in CATALOGUE.items():

@@ -6,8 +6,8 @@ from typing import Any
 
 import click
 
-from fedlesam import config as configs
-from fedlesam.config import HYPER, KINDS, OPTIONS, Option, RunConfig, Value
+from fedlesam.runs import config as configs
+from fedlesam.runs.config import HYPER, KINDS, OPTIONS, Option, RunConfig, Value
 
 OUTPUT = "Output"
 LIVE = "Live trackers"

@@ -15,8 +15,8 @@ from fedlesam.cli.options import OUTPUT, Grouped, GroupedCommand
 
 if TYPE_CHECKING:
     from fedlesam.algorithms import Algorithm
-    from fedlesam.config import RunConfig
     from fedlesam.report.tables import Cell, Table
+    from fedlesam.runs.config import RunConfig
 
     Measured = tuple[Table, list[dict[str, Any]]]
 
@@ -125,13 +125,13 @@ def _measure(
     quiet: bool,
     as_json: bool,
 ) -> None:
-    from fedlesam.build import load_data
     from fedlesam.probes.base import Look, beside, every_or
     from fedlesam.probes.during import take
     from fedlesam.probes.loss import GlobalLoss
     from fedlesam.probes.offline import moved, open_between_rounds, open_run, read_config
     from fedlesam.probes.surface import Grid, path_of, surface_of
-    from fedlesam.runs import RunFolder
+    from fedlesam.runs.build import load_data
+    from fedlesam.runs.folder import RunFolder
 
     configs = {path: read_config(path, data_dir, device) for path in dict.fromkeys(paths)}
     _check_unfinished(list(configs), wanted)
@@ -184,8 +184,8 @@ def _measure(
 
 def _between_rounds(path: Path, wanted: list[Any]) -> bool:
     """Whether to take up what clients remember: all of it is read, so only where it is there and of use."""
-    from fedlesam.checkpoint import Checkpoints
-    from fedlesam.runs import RunFolder
+    from fedlesam.runs.checkpoint import Checkpoints
+    from fedlesam.runs.folder import RunFolder
 
     folder = RunFolder(path)
     if folder.is_finished():
@@ -205,7 +205,7 @@ def _leaves_out(probe: Any, algorithm: "Algorithm", host: Path | None, runs: int
 
 def _check_unfinished(paths: list[Path], wanted: list[Any]) -> None:
     """Before anything is measured."""
-    from fedlesam.runs import RunFolder
+    from fedlesam.runs.folder import RunFolder
 
     for probe in wanted:
         finished = [path for path in paths if RunFolder(path).is_finished()]

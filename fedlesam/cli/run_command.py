@@ -7,11 +7,11 @@ from typing import Any
 
 import click
 
-from fedlesam import config as configs
 from fedlesam.cli.options import GroupedCommand, gather, output, settings, trackers
-from fedlesam.config import RunConfig
-from fedlesam.evaluated import evaluated_on
-from fedlesam.names import file_name
+from fedlesam.core.names import file_name
+from fedlesam.runs import config as configs
+from fedlesam.runs.config import RunConfig
+from fedlesam.runs.evaluated import evaluated_on
 
 
 def default_folder(config: RunConfig) -> Path:
@@ -21,7 +21,7 @@ def default_folder(config: RunConfig) -> Path:
 
 def settle(config: RunConfig, folder: Path | None) -> tuple[RunConfig, Path]:
     """Resolve the settings and name the folder; threads not asked for stay what the folder's run began with."""
-    from fedlesam.runs import RunFolder
+    from fedlesam.runs.folder import RunFolder
 
     asked = config.threads
     config = configs.resolve(config)
@@ -67,9 +67,9 @@ def command(
     from fedlesam.cli.show import Display, print_accuracy
     from fedlesam.engines.world import from_environment
     from fedlesam.federation import count_active
-    from fedlesam.runner import assist, execute, leading
-    from fedlesam.runs import RunFolder
-    from fedlesam.trackers import wanted, watching
+    from fedlesam.runs.folder import RunFolder
+    from fedlesam.runs.runner import assist, execute, leading
+    from fedlesam.runs.trackers import wanted, watching
 
     world = from_environment()
     if world is not None and world.rank != 0:

@@ -26,7 +26,7 @@ def command(folder: Path, as_json: bool) -> None:
     to go on from.
     """
     from fedlesam.cli.show import format_duration, percent, print_table
-    from fedlesam.overview import find_runs
+    from fedlesam.runs.overview import find_runs
 
     if not folder.is_dir():
         raise ValueError(f"{folder}: is not a folder; name the one that holds your runs")

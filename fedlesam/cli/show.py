@@ -20,8 +20,8 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from fedlesam.evaluated import TEST, accuracy_of
 from fedlesam.federation import Record
+from fedlesam.runs.evaluated import TEST, accuracy_of
 
 SECONDS_BETWEEN_LINES = 10.0
 WIDTH_IN_A_PIPE = 110

@@ -4,8 +4,8 @@ import click
 from rich.table import Table
 
 from fedlesam.cli.show import percent, print_table, wide_enough
-from fedlesam.evaluated import TEST
 from fedlesam.report.ranking import MEASURES, Row
+from fedlesam.runs.evaluated import TEST
 
 
 def print_ranking(rows: list[Row], on: str = TEST) -> None:

@@ -6,9 +6,9 @@ from typing import Any
 
 import click
 
-from fedlesam import config as configs
 from fedlesam.cli.options import OUTPUT, Grouped, GroupedCommand, gather, settings
-from fedlesam.names import file_name
+from fedlesam.core.names import file_name
+from fedlesam.runs import config as configs
 
 
 @click.command(
@@ -43,10 +43,10 @@ def command(config_file: Path | None, save: Path | None, picture: Path | None, a
     """Divide a data set over clients: print what came out, draw it, save it."""
     config = gather(config_file, [], flags)
 
-    from fedlesam.build import load_data
     from fedlesam.cli.show import Display
     from fedlesam.data.splits import make_split, save_split
     from fedlesam.report.pictures import split_heat_map
+    from fedlesam.runs.build import load_data
 
     config = configs.settle_data(config)
     with Display(quiet=as_json).open():

@@ -8,10 +8,10 @@ from typing import Any
 
 import click
 
-from fedlesam import config as configs
 from fedlesam.cli.options import Grouped, GroupedCommand, gather, output, settings
-from fedlesam.evaluated import HELD_OUT
-from fedlesam.names import file_name
+from fedlesam.core.names import file_name
+from fedlesam.runs import config as configs
+from fedlesam.runs.evaluated import HELD_OUT
 
 SEARCH = "The search"
 
@@ -65,9 +65,9 @@ def command(
     settings are written to best.toml, without anything held out: `fedlesam run --config` trains them on all of the
     training data.
     """
-    from fedlesam import disk
     from fedlesam.cli.show import Display, print_table
     from fedlesam.cli.sweep_display import print_failed, sweep_display
+    from fedlesam.core import disk
     from fedlesam.runs import tune as tuning
     from fedlesam.runs.sweep import Sweep
 

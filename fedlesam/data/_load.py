@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedlesam.core.names import imported, unknown
 from fedlesam.data._files import Arrays, Source, check_labels
 from fedlesam.data._pictures import load_pictures
 from fedlesam.data.augment import flip, flip_and_crop
@@ -18,7 +19,6 @@ from fedlesam.data.cache import fingerprint, prepare, statistics
 from fedlesam.data.catalogue import NAMES, OFFICIAL, parse_domains
 from fedlesam.data.dataset import DataSet, Domains, Images
 from fedlesam.data.formats import domains, find, folders
-from fedlesam.names import imported, unknown
 
 DIGITS = 1437
 """Training samples of the digits: four fifths, by one fixed shuffle that is the same for every seed."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedlesam.names import unknown
+from fedlesam.core.names import unknown
 
 if TYPE_CHECKING:
     from fedlesam.data.dataset import DataSet

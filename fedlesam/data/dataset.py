@@ -7,8 +7,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from fedlesam.core.batches import Augment, Batch
 from fedlesam.data._files import Labels
-from fedlesam.data.batches import Augment, Batch
 
 STREAMED = 2**26
 """Values of a client, 256 MB as float32, above which its batches are gathered and normalised one by one."""

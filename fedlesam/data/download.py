@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from pathlib import Path
 
+from fedlesam.core.names import unknown
 from fedlesam.data.catalogue import DEFAULT_DIR, DOMAIN_SETS, EMBEDDED, OFFICIAL, Official
-from fedlesam.names import unknown
 
 Progress = Callable[[str, int, int | None], None]
 """Called with the file's name, the bytes so far, and their number in all where the server tells it."""

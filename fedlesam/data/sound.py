@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from fedlesam.data.batches import Batch, ClientData, check_client, known_labels
+from fedlesam.core.batches import Batch, ClientData, check_client, known_labels
 
 OWN_LOSS = "for other targets give a loss of their kind, e.g. LocalTraining(loss=torch.nn.functional.mse_loss)"
 

@@ -10,13 +10,13 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from fedlesam import seeds
+from fedlesam.core import seeds
+from fedlesam.core.names import imported, is_path, one_line, unknown
 from fedlesam.data import _schemes
 from fedlesam.data._schemes import Indices
 from fedlesam.data._schemes import Split as Split
 from fedlesam.data.catalogue import DOMAIN_SETS, plain
 from fedlesam.data.dataset import DataSet
-from fedlesam.names import imported, is_path, one_line, unknown
 
 SCHEMES = {
     "iid": "the same mixture for every client, equal sizes",

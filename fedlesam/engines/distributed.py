@@ -10,16 +10,16 @@ from typing import Any
 
 from torch import Tensor
 
-from fedlesam.checks import NotFinite
-from fedlesam.data.batches import size_of
-from fedlesam.disk import Damaged, Seal, check_seal
+from fedlesam.core.batches import size_of
+from fedlesam.core.checks import NotFinite
+from fedlesam.core.disk import Damaged, Seal, check_seal
+from fedlesam.core.evaluation import BatchScore, Evaluation, combine
+from fedlesam.core.messages import Broadcast, Memory
+from fedlesam.core.reduction import Note
 from fedlesam.engines.serial import Outcome, Saved, SerialEngine, without_file
+from fedlesam.engines.signals import Interrupted
+from fedlesam.engines.store import Store, anchor_file, client_file
 from fedlesam.engines.world import WorkerLost, World
-from fedlesam.evaluation import BatchScore, Evaluation, combine
-from fedlesam.interrupt import Interrupted
-from fedlesam.messages import Broadcast, Memory
-from fedlesam.reduction import Note
-from fedlesam.store import Store, anchor_file, client_file
 
 Error = Exception | Interrupted
 """What a process reports and the leader raises."""

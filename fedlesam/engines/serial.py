@@ -6,22 +6,22 @@ from pathlib import Path
 
 import torch
 
-from fedlesam import disk
 from fedlesam.algorithms import Algorithm
-from fedlesam.checks import NotFinite
-from fedlesam.client import finish, local_update
-from fedlesam.computing import computing
-from fedlesam.data.batches import Batches, ClientData, size_of
-from fedlesam.disk import Seal, check_seal
+from fedlesam.core import disk
+from fedlesam.core.batches import Batches, ClientData, size_of
+from fedlesam.core.buffers import Unsupported
+from fedlesam.core.checks import NotFinite
+from fedlesam.core.client import finish, local_update
+from fedlesam.core.computing import computing
+from fedlesam.core.disk import Seal, check_seal
+from fedlesam.core.evaluation import BatchScore, Evaluation, combine, score_batches
+from fedlesam.core.flat_model import FlatModel
+from fedlesam.core.local import LocalTraining
+from fedlesam.core.messages import Answer, Broadcast, Memory
+from fedlesam.core.reduction import Reduction
+from fedlesam.engines.signals import Halt
+from fedlesam.engines.store import Store, client_file
 from fedlesam.engines.world import WorkerLost
-from fedlesam.evaluation import BatchScore, Evaluation, combine, score_batches
-from fedlesam.interrupt import Halt
-from fedlesam.local import LocalTraining
-from fedlesam.messages import Answer, Broadcast, Memory
-from fedlesam.models.buffers import Unsupported
-from fedlesam.models.flat import FlatModel
-from fedlesam.reduction import Reduction
-from fedlesam.store import Store, client_file
 
 LONGEST_REASON = 200
 """Characters of an error kept in a record."""

@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, grad_and_value, vmap
 
-from fedlesam import seeds
-from fedlesam.checks import NotFinite
-from fedlesam.data.batches import Batches, batch_indices, size_of
+from fedlesam.core import seeds
+from fedlesam.core.batches import Batches, batch_indices, size_of
+from fedlesam.core.buffers import same_bits
+from fedlesam.core.checks import NotFinite
+from fedlesam.core.messages import Answer, Broadcast, Memory
+from fedlesam.core.vectors import CLIP_EPS
 from fedlesam.engines.serial import SerialEngine, is_the_clients
-from fedlesam.messages import Answer, Broadcast, Memory
-from fedlesam.models.buffers import same_bits
 from fedlesam.rules.base import LocalResult
-from fedlesam.vectors import CLIP_EPS
 
 LARGEST = 64_000_000
 """Entries of the stacked weights at a time."""

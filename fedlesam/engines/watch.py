@@ -15,7 +15,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
-from fedlesam.checks import check_number
+from fedlesam.core.checks import check_number
 from fedlesam.engines import heartbeat
 from fedlesam.engines.meeting import WorkerLost
 

@@ -24,11 +24,11 @@ from safetensors.torch import load, save
 from torch import Tensor
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
+from fedlesam.core.messages import apart
 from fedlesam.engines.meeting import WorkerLost as WorkerLost
 from fedlesam.engines.meeting import agree, open_store
+from fedlesam.engines.signals import STOPS
 from fedlesam.engines.watch import LOST_AFTER, Watch, cut, sockets, watch_children
-from fedlesam.interrupt import STOPS
-from fedlesam.messages import apart
 
 FOREVER = datetime.timedelta(days=365)
 """A slow worker is left alone; one that dies closes its connections and is noticed at once. For the rest: watch.py."""

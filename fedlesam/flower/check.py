@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from fedlesam.names import unknown
+from fedlesam.core.names import unknown
 
 Level = Literal["ok", "note", "missing", "insecure"]
 PRIVATE = b"PRIVATE KEY-----"

@@ -9,11 +9,11 @@ from typing import Any
 
 from safetensors.torch import save as as_bytes
 
+from fedlesam.core.messages import apart
+from fedlesam.core.server import ServerState
 from fedlesam.flower.files import write
 from fedlesam.flower.records import unpack
 from fedlesam.flower.tally import Kept, Tally, load_checked
-from fedlesam.messages import apart
-from fedlesam.server import ServerState
 
 FORMAT = 1
 INDEX = "checkpoint.json"

@@ -10,16 +10,16 @@ from torch import nn
 
 from fedlesam import lookup
 from fedlesam.algorithms import CATALOGUE, Algorithm
-from fedlesam.checks import NotFinite, check_count
-from fedlesam.client import finish, local_update
-from fedlesam.computing import computing
-from fedlesam.data.batches import ClientData, check_client
+from fedlesam.core.batches import ClientData, check_client
+from fedlesam.core.buffers import Unsupported
+from fedlesam.core.checks import NotFinite, check_count
+from fedlesam.core.client import finish, local_update
+from fedlesam.core.computing import computing
+from fedlesam.core.flat_model import FlatModel
+from fedlesam.core.local import LocalTraining
+from fedlesam.core.messages import Memory
 from fedlesam.flower import records
 from fedlesam.flower.memory import Memories
-from fedlesam.local import LocalTraining
-from fedlesam.messages import Memory
-from fedlesam.models.buffers import Unsupported
-from fedlesam.models.flat import FlatModel
 
 RAISED = 2
 """Flower's code for an exception of a ClientApp."""

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from fedlesam.disk import replacing
+from fedlesam.core.disk import replacing
 
 
 def write(path: Path, content: bytes) -> None:

@@ -15,9 +15,9 @@ from flwr.app import ArrayRecord
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 
+from fedlesam.core.messages import Memory, apart
 from fedlesam.flower import records
 from fedlesam.flower.files import write
-from fedlesam.messages import Memory, apart
 
 PREFIX = "fedlesam.memory."
 

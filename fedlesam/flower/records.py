@@ -17,9 +17,9 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from torch import Tensor, nn
 
-from fedlesam.messages import Answer, Broadcast, Memory
-from fedlesam.models.buffers import AVERAGED
-from fedlesam.models.flat import FlatModel
+from fedlesam.core.buffers import AVERAGED
+from fedlesam.core.flat_model import FlatModel
+from fedlesam.core.messages import Answer, Broadcast, Memory
 from fedlesam.rules.base import LocalResult, State
 
 RAW = "fedlesam.raw"

@@ -21,20 +21,21 @@ from flwr.serverapp.strategy import Strategy as FlowerStrategy
 from flwr.supercore import log
 from torch import nn
 
-from fedlesam import lookup, seeds
+from fedlesam import lookup
 from fedlesam.algorithms import Algorithm
-from fedlesam.checks import NotFinite, check_choice, check_count, check_number
+from fedlesam.core import seeds
+from fedlesam.core.checks import NotFinite, check_choice, check_count, check_number
+from fedlesam.core.flat_model import FlatModel
+from fedlesam.core.messages import Answer, Broadcast
+from fedlesam.core.module_check import check_module
+from fedlesam.core.reduction import Reduction
+from fedlesam.core.server import ServerState, server_step
 from fedlesam.federation import count_active
 from fedlesam.flower import checkpoint, records
 from fedlesam.flower.checkpoint import Checkpoint
 from fedlesam.flower.exchange import LATE, POLL, exchange
 from fedlesam.flower.tally import Tally, summing, without
-from fedlesam.messages import Answer, Broadcast
-from fedlesam.models.check import check_module
-from fedlesam.models.flat import FlatModel
-from fedlesam.reduction import Reduction
 from fedlesam.rules.base import LocalResult, RoundResult
-from fedlesam.server import ServerState, server_step
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 
 from fedlesam.algorithms import Algorithm
+from fedlesam.core.messages import Answer, apart
+from fedlesam.core.server import ServerState
 from fedlesam.flower.files import write
-from fedlesam.messages import Answer, apart
 from fedlesam.rules.base import Rule, State
-from fedlesam.server import ServerState
 
 SLOTS = ("perturbation", "correction", "server")
 

@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedlesam import seeds
+from fedlesam.core import seeds
+from fedlesam.core.names import imported, is_path, unknown
 from fedlesam.models.efficientnet import efficientnet_lite0
 from fedlesam.models.resnet import resnet18
 from fedlesam.models.small import Shape, cnn, lenet, mlp
 from fedlesam.models.vit import vit_b32
-from fedlesam.names import imported, is_path, unknown
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "mlp": mlp,

@@ -8,7 +8,7 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from fedlesam.checks import check_choice, check_count
+from fedlesam.core.checks import check_choice, check_count
 from fedlesam.models.small import Shape
 
 Norm = Callable[[int], nn.Module]

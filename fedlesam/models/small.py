@@ -2,7 +2,7 @@
 
 from torch import nn
 
-from fedlesam.checks import check_count
+from fedlesam.core.checks import check_count
 
 Shape = tuple[int, int, int]
 """channels, height, width"""

@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from fedlesam.checks import check_count
-from fedlesam.computing import computing
+from fedlesam.core.checks import check_count
+from fedlesam.core.computing import computing
 from fedlesam.federation import Federation
 from fedlesam.probes.replay import heard
 

@@ -4,8 +4,8 @@ import dataclasses
 from typing import Any
 
 from fedlesam.algorithms import Algorithm
+from fedlesam.core.names import unknown
 from fedlesam.federation import Federation
-from fedlesam.names import unknown
 from fedlesam.probes.base import Probe
 from fedlesam.probes.drift import DriftProbe, perturbs
 from fedlesam.probes.estimate import Estimate

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedlesam.algorithms import Algorithm
-from fedlesam.checks import check_count
+from fedlesam.core.checks import check_count
 from fedlesam.federation import Federation
 from fedlesam.probes.base import Look, Probe, Tick, Values, every_or
 from fedlesam.probes.loss import GlobalLoss

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fedlesam.checks import NotFinite
+from fedlesam.core.checks import NotFinite
 from fedlesam.engines.serial import is_the_clients, reason
 from fedlesam.federation import Federation, Record
 from fedlesam.probes import readings

@@ -7,11 +7,11 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from fedlesam import seeds
-from fedlesam.checks import check_count
+from fedlesam.core import seeds
+from fedlesam.core.checks import check_count
+from fedlesam.core.messages import Memory
 from fedlesam.engines.serial import is_the_clients, reason
 from fedlesam.federation import Federation
-from fedlesam.messages import Memory
 from fedlesam.probes.base import Look, Probe, Values, every_or
 from fedlesam.probes.loss import GlobalLoss
 from fedlesam.probes.replay import check_memories, named

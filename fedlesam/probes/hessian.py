@@ -8,8 +8,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedlesam import seeds
-from fedlesam.checks import check_count
+from fedlesam.core import seeds
+from fedlesam.core.checks import check_count
 from fedlesam.federation import Federation
 from fedlesam.probes.base import Look, Probe, Tick, Values, every_or
 from fedlesam.probes.loss import GlobalLoss, Unreadable

@@ -10,11 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedlesam import seeds
-from fedlesam.checks import check_count
-from fedlesam.data.batches import Batch, Batches, ClientData, as_tensors, size_of
+from fedlesam.core import seeds
+from fedlesam.core.batches import Batch, Batches, ClientData, as_tensors, size_of
+from fedlesam.core.checks import check_count
+from fedlesam.core.flat_model import FlatModel, Loss
 from fedlesam.federation import Federation
-from fedlesam.models.flat import FlatModel, Loss
 
 BATCH = 250
 """Samples per pass. Fixed: another number would change the last bits."""

@@ -6,15 +6,15 @@ from pathlib import Path
 from safetensors import SafetensorError
 from safetensors.torch import load_model
 
-from fedlesam import config as configs
-from fedlesam.build import Experiment, build
-from fedlesam.checkpoint import Checkpoints
-from fedlesam.config import RunConfig
+from fedlesam.core.flat_model import FlatModel
 from fedlesam.data.dataset import DataSet
 from fedlesam.federation import Federation
-from fedlesam.models.flat import FlatModel
 from fedlesam.probes.base import Look
-from fedlesam.runs import RunFolder
+from fedlesam.runs import config as configs
+from fedlesam.runs.build import Experiment, build
+from fedlesam.runs.checkpoint import Checkpoints
+from fedlesam.runs.config import RunConfig
+from fedlesam.runs.folder import RunFolder
 
 
 def read_config(path: Path, data_dir: str | None = None, device: str | None = None) -> RunConfig:

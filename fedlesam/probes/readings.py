@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from fedlesam.disk import write_text
+from fedlesam.core.disk import write_text
 
 
 @dataclass(frozen=True)

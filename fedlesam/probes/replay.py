@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fedlesam import seeds
-from fedlesam.client import Step, local_update
+from fedlesam.core import seeds
+from fedlesam.core.client import Step, local_update
+from fedlesam.core.flat_model import FlatModel
+from fedlesam.core.messages import Answer, Memory
 from fedlesam.federation import Federation
-from fedlesam.messages import Answer, Memory
-from fedlesam.models.flat import FlatModel
 
 
 @dataclass(frozen=True)

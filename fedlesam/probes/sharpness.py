@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from fedlesam import seeds
-from fedlesam.checks import check_count, check_number
-from fedlesam.data.batches import size_of
+from fedlesam.core import seeds
+from fedlesam.core.batches import size_of
+from fedlesam.core.checks import check_count, check_number
 from fedlesam.federation import Federation
 from fedlesam.probes.base import Look, Probe, Values, every_or
 from fedlesam.probes.loss import GlobalLoss

@@ -21,11 +21,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 from torch import Tensor
 
-from fedlesam import seeds
-from fedlesam.checks import check_count, check_number
+from fedlesam.core import seeds
+from fedlesam.core.checks import check_count, check_number
 from fedlesam.probes.base import Tick
 from fedlesam.probes.loss import GlobalLoss
-from fedlesam.runs import RunFolder
+from fedlesam.runs.folder import RunFolder
 
 SECONDS_BETWEEN_SAVES = 10.0
 

@@ -16,11 +16,11 @@ from statistics import fmean, median
 import torch
 from torch import Tensor, nn
 
-from fedlesam import seeds
 from fedlesam.algorithms import Algorithm
-from fedlesam.checks import check_count, check_number
+from fedlesam.core import seeds
+from fedlesam.core.checks import check_count, check_number
+from fedlesam.core.local import LocalTraining
 from fedlesam.federation import Federation
-from fedlesam.local import LocalTraining
 from fedlesam.probes.estimate import cosine
 from fedlesam.probes.loss import GlobalLoss
 from fedlesam.probes.replay import lockstep

@@ -7,9 +7,9 @@ from itertools import accumulate
 
 import numpy as np
 
-from fedlesam.evaluated import HELD_OUT, RENAMED
 from fedlesam.report.groups import Comparison, Group, is_about_how, shown
 from fedlesam.report.read import Measurement, Run
+from fedlesam.runs.evaluated import HELD_OUT, RENAMED
 
 COSTS = {
     "MB sent": ("bytes_down", "bytes_up"),

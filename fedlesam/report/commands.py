@@ -2,7 +2,7 @@
 
 import shlex
 
-from fedlesam.config import HYPER, KINDS, OPTIONS, RunConfig
+from fedlesam.runs.config import HYPER, KINDS, OPTIONS, RunConfig
 
 BY_THE_MACHINE = ("workers", "memory", "store", "lost_after")
 """Change nothing in the numbers."""

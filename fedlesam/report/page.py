@@ -12,12 +12,12 @@ from string import Template
 from typing import Any
 from urllib.parse import quote
 
-from fedlesam.evaluated import HELD_OUT
 from fedlesam.report.charts import ACCURACY, COSTS, Chart
 from fedlesam.report.commands import command
 from fedlesam.report.groups import Comparison, shared, shown
 from fedlesam.report.style import ON_DARK
 from fedlesam.report.tables import Table
+from fedlesam.runs.evaluated import HELD_OUT
 
 DIGITS = 5
 """Significant digits of a number in a chart: more cannot be seen, and would double the file."""

@@ -11,11 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
-from fedlesam.config import RunConfig
-from fedlesam.evaluated import accuracy_of, evaluated_on
-from fedlesam.names import one_line
+from fedlesam.core.names import one_line
 from fedlesam.report.methods import is_centralised, method_name
-from fedlesam.runs import RunFolder
+from fedlesam.runs.config import RunConfig
+from fedlesam.runs.evaluated import accuracy_of, evaluated_on
+from fedlesam.runs.folder import RunFolder
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class Run:
     def accuracy(self) -> dict[str, float]:
         """By the summary; of a run under way, or killed, by its records so far."""
         if not self.summary and self.records:
-            from fedlesam.runner import accuracies
+            from fedlesam.runs.runner import accuracies
 
             return dict(accuracies(self.records).get("accuracy", {}))
         return accuracy_of(self.summary, self.records)

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from fedlesam.disk import write_text
-from fedlesam.names import file_name
+from fedlesam.core.disk import write_text
+from fedlesam.core.names import file_name
 from fedlesam.report import ledger
 from fedlesam.report.charts import charts_of
 from fedlesam.report.groups import Comparison, compare_runs

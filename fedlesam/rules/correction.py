@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedlesam.checks import check_number
+from fedlesam.core.checks import check_number
 from fedlesam.rules.base import LocalResult, RoundResult, Rule, State
 
 

@@ -7,9 +7,9 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedlesam.checks import check_choice, check_number
+from fedlesam.core.checks import check_choice, check_number
+from fedlesam.core.vectors import ascent_
 from fedlesam.rules.base import RoundResult, Rule, State
-from fedlesam.vectors import ascent_
 
 
 @dataclass(frozen=True)

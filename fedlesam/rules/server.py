@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedlesam.checks import check_number
+from fedlesam.core.checks import check_number
 from fedlesam.rules.base import RoundResult, Rule, State
 
 

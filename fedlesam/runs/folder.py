@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from fedlesam import config as configs
-from fedlesam import disk, lock
-from fedlesam.checks import is_number
-from fedlesam.config import RunConfig
-from fedlesam.evaluated import plain
+from fedlesam.core import disk
+from fedlesam.core.checks import is_number
+from fedlesam.runs import config as configs
+from fedlesam.runs import lock
+from fedlesam.runs.config import RunConfig
+from fedlesam.runs.evaluated import plain
 
 State = Literal["finished", "interrupted", "stopped"]
 

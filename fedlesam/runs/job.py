@@ -11,12 +11,12 @@ import sys
 import threading
 from typing import Any
 
-from fedlesam import config as configs
-from fedlesam.build import load_data
-from fedlesam.config import RunConfig
 from fedlesam.data.dataset import DataSet
+from fedlesam.engines.signals import Interrupted
 from fedlesam.federation import Record
-from fedlesam.interrupt import Interrupted
+from fedlesam.runs import config as configs
+from fedlesam.runs.build import load_data
+from fedlesam.runs.config import RunConfig
 
 
 class Output:
@@ -46,7 +46,7 @@ def read_tasks(tasks: "queue.SimpleQueue[dict[str, Any] | None]") -> None:
 def work(tasks: "queue.SimpleQueue[dict[str, Any] | None]", output: Output) -> None:
     from pathlib import Path
 
-    from fedlesam.runner import execute
+    from fedlesam.runs.runner import execute
 
     held: tuple[tuple[object, ...], DataSet] | None = None
     while (task := tasks.get()) is not None:

@@ -14,12 +14,13 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import IO, Any
 
-from fedlesam import config as configs
-from fedlesam import disk, lock
-from fedlesam.config import RunConfig
-from fedlesam.interrupt import Interrupted, asked_to_stop
-from fedlesam.names import file_name
-from fedlesam.runs import RunFolder
+from fedlesam.core import disk
+from fedlesam.core.names import file_name
+from fedlesam.engines.signals import Interrupted, asked_to_stop
+from fedlesam.runs import config as configs
+from fedlesam.runs import lock
+from fedlesam.runs.config import RunConfig
+from fedlesam.runs.folder import RunFolder
 
 FORM = 1
 """Of the folder. Another one is refused, and so is one of another version of the package: its numbers may be others."""

@@ -19,7 +19,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from fedlesam.cli import COMMANDS, cli, main
-from fedlesam.runs import RunFolder
+from fedlesam.runs.folder import RunFolder
 
 TINY = ["--clients", "6", "--active", "2", "--epochs", "1", "--batch-size", "50", "--model", "mlp:hidden=4"]
 SLOTS_AND_COSTS = {

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from fedlesam import costs
 from fedlesam.cli import main
+from fedlesam.runs import costs
 
 SMALL = ["--clients", "6", "--active", "3", "--epochs", "1", "--batch-size", "50", "--model", "mlp:hidden=4"]
 Call = Callable[..., tuple[int, str, str]]

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 from worlds import federation, samples, training
 
-from fedlesam.data.batches import Batches, batch_indices, steps_per_epoch
+from fedlesam.core.batches import Batches, batch_indices, steps_per_epoch
 
 CPU = torch.device("cpu")
 

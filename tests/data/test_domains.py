@@ -330,7 +330,7 @@ def test_a_saved_split_keeps_its_test(tmp_path: Path) -> None:
 
 
 def test_a_large_client_is_streamed_with_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fedlesam.data.batches import Batches
+    from fedlesam.core.batches import Batches
 
     data = load(f"domains:{write_domains(tmp_path)},size=12")
     shard = data.shard(torch.tensor([7, 3, 11, 0, 5]))

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedlesam.build import load_data
-from fedlesam.config import RunConfig
 from fedlesam.data import dataset, load
+from fedlesam.runs.build import load_data
+from fedlesam.runs.config import RunConfig
 
 
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=60), st.data())

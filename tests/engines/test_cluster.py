@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from hosts import RUN, SMALL, TORCHRUN, Hosts, communicate, start
 
-from fedlesam import config as configs
-from fedlesam import runner
-from fedlesam.config import RunConfig
 from fedlesam.engines.world import World, start_local
-from fedlesam.runner import assist, execute
-from fedlesam.runs import RunFolder
+from fedlesam.runs import config as configs
+from fedlesam.runs import runner
+from fedlesam.runs.config import RunConfig
+from fedlesam.runs.folder import RunFolder
+from fedlesam.runs.runner import assist, execute
 
 
 def config(**change: Any) -> RunConfig:

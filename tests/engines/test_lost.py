@@ -16,13 +16,13 @@ import pytest
 import torch.distributed as dist
 from hosts import ENVIRONMENT, RUN, SMALL, TORCHRUN, Hosts, communicate, processes, start
 
-from fedlesam import config as configs
-from fedlesam.config import RunConfig
 from fedlesam.engines import meeting
 from fedlesam.engines import world as world_room
 from fedlesam.engines.world import WorkerLost, World
-from fedlesam.runner import execute
-from fedlesam.runs import RunFolder
+from fedlesam.runs import config as configs
+from fedlesam.runs.config import RunConfig
+from fedlesam.runs.folder import RunFolder
+from fedlesam.runs.runner import execute
 
 NET = """
 import ctypes, os, time

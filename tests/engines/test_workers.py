@@ -22,16 +22,16 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from worlds import SCHEDULE, assert_same_bits, federation, mlp, samples, snapshot, states, training
 
-from fedlesam import config as configs
 from fedlesam.algorithms import CATALOGUE
-from fedlesam.checks import NotFinite
-from fedlesam.config import RunConfig
+from fedlesam.core.checks import NotFinite
 from fedlesam.engines import world as world_room
 from fedlesam.engines.distributed import assign
 from fedlesam.engines.world import WorkerLost, start_local
 from fedlesam.federation import Federation, Record
-from fedlesam.runner import execute
-from fedlesam.runs import RunFolder
+from fedlesam.runs import config as configs
+from fedlesam.runs.config import RunConfig
+from fedlesam.runs.folder import RunFolder
+from fedlesam.runs.runner import execute
 
 PATIENCE = 120
 """Seconds until a real process counts as stuck; the machine may be busy."""

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from worlds import federation, mlp, samples, training
 
 from fedlesam.algorithms import Algorithm
+from fedlesam.core.messages import Memory
 from fedlesam.federation import Federation
 from fedlesam.flower import Strategy, client_app
 from fedlesam.flower.memory import Memories
-from fedlesam.messages import Memory
 
 CLIENTS, SEED = 6, 7
 QUICK: dict[str, Any] = {"patience": 0.0}

@@ -13,10 +13,10 @@ pytest.importorskip("flwr", reason="needs Flower: pip install 'fedlesam[flower]'
 from local_grid import LocalGrid
 from scenes import CLIENTS, QUICK, SEED, TIMEOUT, app, simulation
 
+from fedlesam.core.buffers import same_bits
+from fedlesam.core.flat_model import FlatModel
+from fedlesam.core.messages import Broadcast
 from fedlesam.flower import Strategy, records
-from fedlesam.messages import Broadcast
-from fedlesam.models.buffers import same_bits
-from fedlesam.models.flat import FlatModel
 
 pytestmark = pytest.mark.extras
 

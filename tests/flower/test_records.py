@@ -13,9 +13,9 @@ pytest.importorskip("flwr", reason="needs Flower: pip install 'fedlesam[flower]'
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
+from fedlesam.core.flat_model import FlatModel
+from fedlesam.core.messages import Answer, Broadcast, Memory
 from fedlesam.flower import records
-from fedlesam.messages import Answer, Broadcast, Memory
-from fedlesam.models.flat import FlatModel
 from fedlesam.rules.base import LocalResult
 
 pytestmark = pytest.mark.extras

@@ -11,11 +11,11 @@ from safetensors.torch import load_file, save_model
 from torch import Tensor, nn
 from worlds import SCHEDULE, federation, samples, training
 
-from fedlesam.checkpoint import Checkpoints
+from fedlesam.core.buffers import Unsupported, same_bits
+from fedlesam.core.flat_model import FlatModel
 from fedlesam.engines.stacked import NotStackable
 from fedlesam.federation import Federation
-from fedlesam.models.buffers import Unsupported, same_bits
-from fedlesam.models.flat import FlatModel
+from fedlesam.runs.checkpoint import Checkpoints
 
 Change = Callable[["Net", Tensor], None]
 

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from worlds import federation, mlp, samples, training
 
 from fedlesam import Federation
-from fedlesam.config import RunConfig
-from fedlesam.models.buffers import Unsupported
-from fedlesam.models.saving import check_savable, separate
+from fedlesam.core.buffers import Unsupported
+from fedlesam.core.saving import check_savable, separate
 from fedlesam.probes.offline import open_run
-from fedlesam.runner import execute
+from fedlesam.runs.config import RunConfig
+from fedlesam.runs.runner import execute
 
 HARM: dict[str, Callable[[nn.Module], object]] = {
     "freeze": lambda model: model.requires_grad_(False),

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedlesam.core.flat_model import FlatModel
 from fedlesam.models.catalogue import MODELS, make_model
-from fedlesam.models.flat import FlatModel
 
 PLAIN = [name for name in MODELS if name not in ("efficientnet-lite0", "vit-b32")]
 """Those that need no weights from elsewhere."""

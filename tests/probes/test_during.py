@@ -14,9 +14,6 @@ from safetensors.torch import load_file
 from torch import nn
 from worlds import assert_same_bits, federation, samples, snapshot
 
-from fedlesam import config as configs
-from fedlesam.compare import plan
-from fedlesam.config import RunConfig
 from fedlesam.federation import Federation
 from fedlesam.probes import GlobalLoss, drift_of, readings
 from fedlesam.probes.base import Look, Probe, Values
@@ -24,8 +21,11 @@ from fedlesam.probes.catalogue import PROBES, attach, parse
 from fedlesam.probes.during import Watch
 from fedlesam.probes.readings import Reading
 from fedlesam.probes.replay import trained
-from fedlesam.runner import execute
-from fedlesam.runs import RunFolder
+from fedlesam.runs import config as configs
+from fedlesam.runs.compare import plan
+from fedlesam.runs.config import RunConfig
+from fedlesam.runs.folder import RunFolder
+from fedlesam.runs.runner import execute
 
 ALL = "sharpness:every=1,steps=2 hessian:every=1,k=1,draws=2 estimate:every=1 drift:every=1,samples=12"
 

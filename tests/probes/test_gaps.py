@@ -11,9 +11,7 @@ import torch
 from torch import Tensor, nn
 from worlds import federation, mlp, samples, snapshot, training
 
-from fedlesam import config as configs
 from fedlesam.cli import cli
-from fedlesam.config import RunConfig
 from fedlesam.engines.world import WorkerLost
 from fedlesam.federation import Federation
 from fedlesam.probes import GlobalLoss, constant_perturbations, drift_of, eigenvalues, readings, rise, trace
@@ -28,8 +26,10 @@ from fedlesam.probes.replay import heard
 from fedlesam.probes.sharpness import Sharpness
 from fedlesam.report.groups import compare_runs
 from fedlesam.report.read import read_run
-from fedlesam.runner import execute
-from fedlesam.runs import RunFolder
+from fedlesam.runs import config as configs
+from fedlesam.runs.config import RunConfig
+from fedlesam.runs.folder import RunFolder
+from fedlesam.runs.runner import execute
 
 ALL = "sharpness:every=1,steps=2 hessian:every=1,k=1,draws=2 drift:every=1,samples=12 estimate:every=1"
 

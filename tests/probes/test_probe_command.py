@@ -13,13 +13,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from fedlesam import config as configs
 from fedlesam.cli import cli, main
-from fedlesam.config import RunConfig
 from fedlesam.federation import Record
 from fedlesam.probes import GlobalLoss, open_run, readings
-from fedlesam.runner import execute
-from fedlesam.runs import RunFolder
+from fedlesam.runs import config as configs
+from fedlesam.runs.config import RunConfig
+from fedlesam.runs.folder import RunFolder
+from fedlesam.runs.runner import execute
 
 Call = Callable[..., tuple[int, str, str]]
 

@@ -18,19 +18,19 @@ from safetensors import safe_open
 from torch import nn
 from worlds import federation, play, samples
 
-from fedlesam import config as configs
 from fedlesam.cli import cli
-from fedlesam.config import RunConfig
-from fedlesam.data.batches import Batches
-from fedlesam.evaluation import combine, score_batches
-from fedlesam.models.flat import FlatModel
+from fedlesam.core.batches import Batches
+from fedlesam.core.evaluation import combine, score_batches
+from fedlesam.core.flat_model import FlatModel
 from fedlesam.models.small import cnn
 from fedlesam.probes import GlobalLoss, Grid, directions, surface_of
 from fedlesam.probes import surface as surface_room
 from fedlesam.report import surfaces as pictures
 from fedlesam.report.pictures import PAPER
 from fedlesam.report.read import Surface
-from fedlesam.runner import execute
+from fedlesam.runs import config as configs
+from fedlesam.runs.config import RunConfig
+from fedlesam.runs.runner import execute
 
 SMALL = Grid(dims=2, points=5, span=0.5, samples=0)
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedlesam import seeds
+from fedlesam.core import seeds
 from fedlesam.probes import theorem_1, theorem_2
 from fedlesam.probes.theory import quadratics
 

@@ -30,15 +30,16 @@ from typing import Any, Literal
 import safetensors.torch
 from safetensors import SafetensorError
 
-from fedlesam import cli, runner
-from fedlesam import config as configs
-from fedlesam.build import load_data
-from fedlesam.checkpoint import Checkpoints
-from fedlesam.config import RunConfig
+from fedlesam import cli
 from fedlesam.data import splits
 from fedlesam.data.dataset import DataSet
-from fedlesam.interrupt import Halt
-from fedlesam.runs import RunFolder
+from fedlesam.engines.signals import Halt
+from fedlesam.runs import config as configs
+from fedlesam.runs import runner
+from fedlesam.runs.build import load_data
+from fedlesam.runs.checkpoint import Checkpoints
+from fedlesam.runs.config import RunConfig
+from fedlesam.runs.folder import RunFolder
 
 PATIENCE = 120
 """Seconds after which a process counts as hanging."""

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from harness import NEEDS_SPACE, Case, Plan, References, fedlesam, flags, result, small
 
-from fedlesam import costs
-from fedlesam.build import build
-from fedlesam.overview import size_of
-from fedlesam.runs import RunFolder
+from fedlesam.runs import costs
+from fedlesam.runs.build import build
+from fedlesam.runs.folder import RunFolder
+from fedlesam.runs.overview import size_of
 
 SETUPS: dict[str, dict[str, Any]] = {
     "one worker": {"memory": 5_000},

@@ -17,9 +17,9 @@ from fuzzing import HOSTILE, Tree, damage, damage_json, damage_tree, fuzz, make_
 from torch import Tensor, nn
 from worlds import assert_same_bits, federation, samples, snapshot, training
 
-from fedlesam.checkpoint import Checkpoints
 from fedlesam.federation import Federation
-from fedlesam.journal import Journal
+from fedlesam.runs.checkpoint import Checkpoints
+from fedlesam.runs.journal import Journal
 
 SCHEDULE = ((0, 1), (2, 3), (0, 3), (1, 2))
 KEPT = (2, 3, 4)

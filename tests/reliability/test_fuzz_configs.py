@@ -10,12 +10,12 @@ import tomli_w
 import torch
 from fuzzing import HOSTILE, damage, fuzz, one_line
 
-from fedlesam import config as configs
-from fedlesam import costs
-from fedlesam.build import build
-from fedlesam.checks import NotFinite
-from fedlesam.config import HYPER, OPTIONS, RunConfig
+from fedlesam.core.checks import NotFinite
 from fedlesam.data.dataset import DataSet, Images
+from fedlesam.runs import config as configs
+from fedlesam.runs import costs
+from fedlesam.runs.build import build
+from fedlesam.runs.config import HYPER, OPTIONS, RunConfig
 
 SMALL: dict[str, Any] = {
     "rounds": 3,

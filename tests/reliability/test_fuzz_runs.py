@@ -15,16 +15,16 @@ from click.testing import CliRunner
 from fuzzing import HOSTILE, Tree, damage_json, damage_tree, fuzz, make_tree, one_line, read_tree, scratch
 from test_fuzz_configs import DATA, SMALL
 
-from fedlesam import config as configs
-from fedlesam import runner
 from fedlesam.cli.runs_command import command as runs_command
-from fedlesam.config import RunConfig
 from fedlesam.federation import Record
-from fedlesam.overview import find_runs, look_at
 from fedlesam.report.ranking import ranking
 from fedlesam.report.read import read_run
-from fedlesam.runner import execute
-from fedlesam.runs import RunFolder
+from fedlesam.runs import config as configs
+from fedlesam.runs import runner
+from fedlesam.runs.config import RunConfig
+from fedlesam.runs.folder import RunFolder
+from fedlesam.runs.overview import find_runs, look_at
+from fedlesam.runs.runner import execute
 
 CONFIG = configs.resolve(RunConfig(**{**SMALL, "algorithm": "fedlesam-s"}))
 VICTIMS = ("config.toml", "summary.json", "metrics.jsonl", "versions.json", "split.safetensors", "run.lock")

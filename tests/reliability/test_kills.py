@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from harness import Case, Loss, Plan, References, digits, fork, inside, result, small
 
-from fedlesam import disk, runner
-from fedlesam.runs import RunFolder
+from fedlesam.core import disk
+from fedlesam.runs import runner
+from fedlesam.runs.folder import RunFolder
 
 METHODS = ("fedlesam-s", "fedsmoo", "fedadam")
 SETUPS: dict[str, dict[str, Any]] = {

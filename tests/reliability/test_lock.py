@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 from harness import PATIENCE, Forked, References, children, digits, fedlesam, fork, result, small, wait_for
 
-from fedlesam import runner
-from fedlesam.config import RunConfig
 from fedlesam.federation import Record
-from fedlesam.lock import holder, locked
-from fedlesam.overview import find_runs, look_at
-from fedlesam.runner import execute
-from fedlesam.runs import RunFolder
+from fedlesam.runs import runner
+from fedlesam.runs.config import RunConfig
+from fedlesam.runs.folder import RunFolder
+from fedlesam.runs.lock import holder, locked
+from fedlesam.runs.overview import find_runs, look_at
+from fedlesam.runs.runner import execute
 
 
 def hold(config: RunConfig, path: Path, rounds: int = 2) -> Forked:

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from harness import Case, Plan, References, result, small
 
-from fedlesam.checkpoint import manifest_file
-from fedlesam.config import RunConfig
-from fedlesam.runs import RunFolder
+from fedlesam.runs.checkpoint import manifest_file
+from fedlesam.runs.config import RunConfig
+from fedlesam.runs.folder import RunFolder
 
 PROBES = (
     "sharpness:every=1,steps=2,samples=30 hessian:every=2,k=1,draws=2,samples=30 "

@@ -11,15 +11,15 @@ import pytest
 import torch
 from harness import Case, Plan, References, digits, fedlesam, flags, result, small
 
-from fedlesam import compare as comparison
 from fedlesam.algorithms import CATALOGUE, CONTROLS, PAPER
-from fedlesam.build import build
-from fedlesam.checkpoint import Checkpoints, Manifest
-from fedlesam.config import RunConfig
 from fedlesam.federation import Federation, Record
-from fedlesam.overview import size_of
-from fedlesam.runner import execute
-from fedlesam.runs import RunFolder
+from fedlesam.runs import compare as comparison
+from fedlesam.runs.build import build
+from fedlesam.runs.checkpoint import Checkpoints, Manifest
+from fedlesam.runs.config import RunConfig
+from fedlesam.runs.folder import RunFolder
+from fedlesam.runs.overview import size_of
+from fedlesam.runs.runner import execute
 
 
 def stop_after(rounds: int) -> Callable[[Record], None]:

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from harness import PATIENCE, Command, Forked, References, children, fedlesam, flags, fork, result, small, wait_for
 
-from fedlesam import runner
-from fedlesam.checkpoint import Checkpoints, Manifest
-from fedlesam.config import RunConfig
 from fedlesam.federation import Federation
-from fedlesam.runs import RunFolder
+from fedlesam.runs import runner
+from fedlesam.runs.checkpoint import Checkpoints, Manifest
+from fedlesam.runs.config import RunConfig
+from fedlesam.runs.folder import RunFolder
 
 HERE = Path(__file__).parent
 CODES = {"SIGINT": 130, "SIGTERM": 143}
@@ -157,8 +157,8 @@ def test_an_unclosed_federation_does_not_hang_at_exit(tmp_path: Path) -> None:
     """Workers ignore the signals by which a program ends its children."""
     script = """
 import fedlesam as fl
-from fedlesam.build import build
-from fedlesam.config import RunConfig, resolve
+from fedlesam.runs.build import build
+from fedlesam.runs.config import RunConfig, resolve
 federation = build(resolve(RunConfig(workers=2, clients=6, active=3, epochs=1, model="mlp:hidden=4"))).federation
 federation.round()
 print("done")

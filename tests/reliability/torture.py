@@ -25,7 +25,7 @@ from harness import Case, Loss, Plan, References, fork, result, small
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from fedlesam import disk
+from fedlesam.core import disk
 
 METHODS = ("fedlesam-s", "fedsmoo", "fedadam")
 MEMORY = (4 * 10**9, 0, 8_000)

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
-from fedlesam import config as configs
-from fedlesam.config import RunConfig
+from fedlesam.runs import config as configs
+from fedlesam.runs.config import RunConfig
 
 RATE = {"fedavg": 30.0, "fedsam": 28.0, "scaffold": 22.0, "fedlesam": 24.0, "fedlesam-s": 18.0, "fedsmoo": 20.0}
 

@@ -12,7 +12,6 @@ from fake_runs import fake_run
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedlesam import config as configs
 from fedlesam.cli.options import gather
 from fedlesam.report.charts import charts_of
 from fedlesam.report.commands import command
@@ -21,6 +20,7 @@ from fedlesam.report.page import Pool, compact, inline_json, page
 from fedlesam.report.read import find_runs, read_run
 from fedlesam.report.summaries import tables_of
 from fedlesam.report.write import write_report
+from fedlesam.runs import config as configs
 
 
 class Elements(HTMLParser):

@@ -10,10 +10,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from fedlesam import config as configs
-from fedlesam.config import RunConfig
 from fedlesam.report.ranking import Row, ranking
 from fedlesam.report.read import Run, read_run
+from fedlesam.runs import config as configs
+from fedlesam.runs.config import RunConfig
 
 
 def run(algorithm: str, seed: int, accuracy: tuple[float, float, float] | None, passes: int, rounds: int = 2) -> Run:

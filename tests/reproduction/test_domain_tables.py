@@ -9,8 +9,8 @@ from statistics import fmean
 
 import pytest
 
-from fedlesam.config import RunConfig
 from fedlesam.report.read import Run
+from fedlesam.runs.config import RunConfig
 from reproduction import plan, tables
 from reproduction.context import Context
 from reproduction.items import ITEMS, RunSpec

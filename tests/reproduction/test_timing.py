@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from fedlesam import config as configs
-from fedlesam.config import RunConfig
 from fedlesam.federation import Federation, Record
+from fedlesam.runs import config as configs
+from fedlesam.runs.config import RunConfig
 from reproduction import timing
 
 

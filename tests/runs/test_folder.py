@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from fedlesam import config as configs
-from fedlesam.config import RunConfig
-from fedlesam.disk import write_json, write_text
-from fedlesam.runs import RunFolder, versions
+from fedlesam.core.disk import write_json, write_text
+from fedlesam.runs import config as configs
+from fedlesam.runs.config import RunConfig
+from fedlesam.runs.folder import RunFolder, versions
 
 CONFIG = configs.resolve(RunConfig(rounds=3))
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from fedlesam import config as configs
-from fedlesam.config import RunConfig, Value
-from fedlesam.interrupt import Interrupted
-from fedlesam.runner import execute
-from fedlesam.runs import RunFolder
+from fedlesam.engines.signals import Interrupted
+from fedlesam.runs import config as configs
+from fedlesam.runs.config import RunConfig, Value
+from fedlesam.runs.folder import RunFolder
+from fedlesam.runs.runner import execute
 from fedlesam.runs.sweep import Event, Sweep, Task
 
 TINY: dict[str, Value] = {
@@ -114,8 +114,8 @@ LONG: dict[str, Value] = {"rounds": 40000, "checkpoint_every": 5, "evaluate_ever
 PROGRAM = """
 import json, sys
 from pathlib import Path
-from fedlesam import config as configs
-from fedlesam.config import RunConfig
+from fedlesam.runs import config as configs
+from fedlesam.runs.config import RunConfig
 from fedlesam.runs.sweep import Sweep
 wanted = [configs.resolve(configs.update(RunConfig(), values)) for values in json.loads(sys.argv[2])]
 with Sweep(Path(sys.argv[1])).open() as sweep:
@@ -139,7 +139,7 @@ def started(path: Path, *wanted: dict[str, Value]) -> "subprocess.Popen[str]":
 
 def settled(path: Path) -> list[RunFolder]:
     """The runs, once no process works on them any more."""
-    from fedlesam import lock
+    from fedlesam.runs import lock
 
     folders = [RunFolder(folder) for folder in sorted((path / "runs").iterdir())]
     patience = time.monotonic() + 60

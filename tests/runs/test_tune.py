@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedlesam import config as configs
 from fedlesam.cli import main
-from fedlesam.config import RunConfig
-from fedlesam.runs import RunFolder, tune
+from fedlesam.runs import config as configs
+from fedlesam.runs import tune
+from fedlesam.runs.config import RunConfig
+from fedlesam.runs.folder import RunFolder
 
 QUICK = ["--model", "mlp:hidden=8", "--clients", "6", "--active", "3", "--epochs", "1", "--rounds", "3", "--json"]
 

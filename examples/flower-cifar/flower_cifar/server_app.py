@@ -10,10 +10,10 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.supercore import log
 from safetensors.torch import save_file
 
-from fedlesam.data.batches import Batches
-from fedlesam.evaluation import combine, score_batches
+from fedlesam.core.batches import Batches
+from fedlesam.core.evaluation import combine, score_batches
+from fedlesam.core.flat_model import FlatModel
 from fedlesam.flower import Strategy
-from fedlesam.models.flat import FlatModel
 from flower_cifar.task import load, model_for
 
 app = ServerApp()

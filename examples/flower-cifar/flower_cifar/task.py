@@ -7,10 +7,10 @@ import torch
 from flwr.app import Context
 from torch import nn
 
+from fedlesam.core.local import LocalTraining
 from fedlesam.data import catalogue
 from fedlesam.data.dataset import DataSet, Shard
 from fedlesam.data.splits import make_split
-from fedlesam.local import LocalTraining
 from fedlesam.models.catalogue import make_model
 
 

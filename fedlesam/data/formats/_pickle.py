@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from fedlesam.names import one_line
+from fedlesam.core.names import one_line
 
 _NAMES = {("numpy", "ndarray"), ("numpy", "dtype"), ("_codecs", "encode")}
 _NAMES |= {(f"numpy.{core}.multiarray", "_reconstruct") for core in ("core", "_core")}

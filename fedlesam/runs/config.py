@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fedlesam.core.names import one_line, unknown
 from fedlesam.data.catalogue import is_domains
-from fedlesam.names import one_line, unknown
 
 Value = int | float | str | bool
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedlesam import lock
-from fedlesam.checks import is_number
-from fedlesam.evaluated import evaluated_on
-from fedlesam.runs import RunFolder
+from fedlesam.core.checks import is_number
+from fedlesam.runs import lock
+from fedlesam.runs.evaluated import evaluated_on
+from fedlesam.runs.folder import RunFolder
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,11 @@ import torch
 from torch import nn
 
 from fedlesam.algorithms import Algorithm
-from fedlesam.config import RunConfig
-from fedlesam.data.batches import size_of, steps_per_epoch
+from fedlesam.core.batches import size_of, steps_per_epoch
+from fedlesam.core.local import LocalTraining
+from fedlesam.core.messages import size_in_bytes
 from fedlesam.federation import Federation
-from fedlesam.local import LocalTraining
-from fedlesam.messages import size_in_bytes
+from fedlesam.runs.config import RunConfig
 from fedlesam.space import size
 
 PROCESS_BYTES = 300_000_000

@@ -3,10 +3,10 @@
 import torch
 from torch import Tensor
 
-from fedlesam.local import LocalTraining
-from fedlesam.models.flat import FlatModel
+from fedlesam.core.flat_model import FlatModel
+from fedlesam.core.local import LocalTraining
+from fedlesam.core.vectors import clip_coefficient
 from fedlesam.rules.correction import Turn
-from fedlesam.vectors import clip_coefficient
 
 
 class Descent:

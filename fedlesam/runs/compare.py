@@ -5,16 +5,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fedlesam import config as configs
 from fedlesam import lookup
-from fedlesam.build import build, load_data
-from fedlesam.config import RunConfig
+from fedlesam.core.names import file_name
 from fedlesam.federation import Record
-from fedlesam.names import file_name
 from fedlesam.probes.catalogue import attach, fitting
 from fedlesam.report import pictures
 from fedlesam.report.read import Run, read_run
-from fedlesam.runner import execute
+from fedlesam.runs import config as configs
+from fedlesam.runs.build import build, load_data
+from fedlesam.runs.config import RunConfig
+from fedlesam.runs.runner import execute
 
 
 def plan(base: RunConfig, algorithms: list[str], seeds: int) -> list[RunConfig]:
@@ -49,7 +49,7 @@ def compare(
     watch: Callable[[RunConfig], Callable[[Record], None] | None] = lambda _: None,
 ) -> list[Run]:
     """Do the runs that are not done yet, one after the other, and read them all."""
-    from fedlesam.runs import RunFolder
+    from fedlesam.runs.folder import RunFolder
 
     open_runs = [config for config in plans if RunFolder(folder_of(out, config)).claim(config, overwrite)]
     data = load_data(plans[0]) if open_runs else None

@@ -14,27 +14,28 @@ from typing import Any
 from safetensors import SafetensorError
 from safetensors.torch import save_model
 
-from fedlesam import config as configs
-from fedlesam import costs, disk
-from fedlesam.build import Experiment, build
-from fedlesam.checkpoint import Checkpoints
-from fedlesam.config import RunConfig
+from fedlesam.core import disk
+from fedlesam.core.saving import check_savable
 from fedlesam.data.dataset import DataSet
 from fedlesam.data.splits import save_split
 from fedlesam.engines.distributed import dismiss
+from fedlesam.engines.signals import asked_to_stop
 from fedlesam.engines.watch import check_lost_after
 from fedlesam.engines.world import WorkerLost, World
-from fedlesam.evaluated import accuracy_of, evaluated_on, named, plain
 from fedlesam.federation import DROPOUT, Federation, Record
-from fedlesam.interrupt import asked_to_stop
-from fedlesam.journal import Journal
-from fedlesam.lock import locked
-from fedlesam.models.saving import check_savable
-from fedlesam.overview import size_of
 from fedlesam.probes import during
 from fedlesam.probes.base import Probe
 from fedlesam.probes.catalogue import attach
-from fedlesam.runs import RunFolder, State, versions
+from fedlesam.runs import config as configs
+from fedlesam.runs import costs
+from fedlesam.runs.build import Experiment, build
+from fedlesam.runs.checkpoint import Checkpoints
+from fedlesam.runs.config import RunConfig
+from fedlesam.runs.evaluated import accuracy_of, evaluated_on, named, plain
+from fedlesam.runs.folder import RunFolder, State, versions
+from fedlesam.runs.journal import Journal
+from fedlesam.runs.lock import locked
+from fedlesam.runs.overview import size_of
 
 Watch = Callable[[Record], None]
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fedlesam.models.buffers import Buffers
-from fedlesam.models.check import check_module, one_tensor
+from fedlesam.core.buffers import Buffers
+from fedlesam.core.module_check import check_module, one_tensor
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 Precision = Literal["fp32", "bf16"]

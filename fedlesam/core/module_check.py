@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from fedlesam.models.buffers import Buffers, Unsupported, frozen_changes, same_bits
+from fedlesam.core.buffers import Buffers, Unsupported, frozen_changes, same_bits
 
 
 def check_module(module: nn.Module) -> None:

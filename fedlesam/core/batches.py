@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset, default_collate
 
-from fedlesam import seeds
+from fedlesam.core import seeds
 
 Augment = Callable[[Tensor, torch.Generator], Tensor]
 """Changes a whole batch of inputs at once, drawing only from the generator it is given."""

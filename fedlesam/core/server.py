@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from fedlesam.algorithms import Algorithm
-from fedlesam.messages import Broadcast
-from fedlesam.reduction import Reduction
+from fedlesam.core.messages import Broadcast
+from fedlesam.core.reduction import Reduction
 from fedlesam.rules.base import RoundResult, State
 
 

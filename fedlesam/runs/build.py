@@ -7,15 +7,15 @@ from pathlib import Path
 import torch
 
 from fedlesam import lookup
-from fedlesam.checks import check_count
-from fedlesam.config import RunConfig, seconds_of
+from fedlesam.core.checks import check_count
+from fedlesam.core.local import LocalTraining
 from fedlesam.data import catalogue, dataset
 from fedlesam.data.dataset import DataSet
 from fedlesam.data.splits import Split, make_split
 from fedlesam.engines.world import World
 from fedlesam.federation import Federation
-from fedlesam.local import LocalTraining
 from fedlesam.models.catalogue import make_model
+from fedlesam.runs.config import RunConfig, seconds_of
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from fedlesam.core.vectors import ascent_
 from fedlesam.rules.base import RoundResult, State
 from fedlesam.rules.perturbation import Ascent
-from fedlesam.vectors import ascent_
 
 
 @dataclass(frozen=True)

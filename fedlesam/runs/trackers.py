@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from fedlesam import config as configs
-from fedlesam.config import RunConfig
-from fedlesam.evaluated import TEST, evaluated_on, named
 from fedlesam.federation import Record
+from fedlesam.runs import config as configs
+from fedlesam.runs.config import RunConfig
+from fedlesam.runs.evaluated import TEST, evaluated_on, named
 
 PROJECT = "fedlesam"
 """The experiment of MLflow, the project of Weights & Biases."""

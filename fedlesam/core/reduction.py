@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedlesam.checks import NotFinite
-from fedlesam.messages import Answer
-from fedlesam.models.buffers import same_entries
+from fedlesam.core.buffers import same_entries
+from fedlesam.core.checks import NotFinite
+from fedlesam.core.messages import Answer
 from fedlesam.rules.base import State
 
 SCALE = 2.0**40

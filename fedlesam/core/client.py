@@ -7,15 +7,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedlesam import seeds
 from fedlesam.algorithms import Algorithm
-from fedlesam.checks import LOWER, NotFinite
-from fedlesam.data.batches import Batches, ClientData, batch_indices
+from fedlesam.core import seeds
+from fedlesam.core.batches import Batches, ClientData, batch_indices
+from fedlesam.core.checks import LOWER, NotFinite
+from fedlesam.core.descent import Descent
+from fedlesam.core.flat_model import FlatModel
+from fedlesam.core.local import LocalTraining
+from fedlesam.core.messages import Answer, Broadcast, Memory
 from fedlesam.data.sound import check_finite
-from fedlesam.descent import Descent
-from fedlesam.local import LocalTraining
-from fedlesam.messages import Answer, Broadcast, Memory
-from fedlesam.models.flat import FlatModel
 from fedlesam.rules.base import LocalResult
 
 

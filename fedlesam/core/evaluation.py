@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedlesam.data.batches import Batches, steps_per_epoch
+from fedlesam.core.batches import Batches, steps_per_epoch
+from fedlesam.core.flat_model import FlatModel, Loss
 from fedlesam.data.sound import check_finite
-from fedlesam.models.flat import FlatModel, Loss
 
 BATCH = 500
 """Fixed, so that an evaluation gives the same bits whoever makes it."""

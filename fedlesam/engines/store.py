@@ -16,9 +16,9 @@ from weakref import WeakValueDictionary
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from fedlesam import disk
-from fedlesam.messages import Memory, apart
-from fedlesam.names import one_line
+from fedlesam.core import disk
+from fedlesam.core.messages import Memory, apart
+from fedlesam.core.names import one_line
 from fedlesam.rules.base import State
 from fedlesam.space import cannot_write
 

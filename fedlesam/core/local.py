@@ -8,11 +8,11 @@ from typing import Literal
 import torch
 import torch.nn.functional as F
 
-from fedlesam import seeds
 from fedlesam.algorithms import Algorithm
-from fedlesam.checks import check_choice, check_count, check_number
-from fedlesam.data.batches import Augment
-from fedlesam.models.flat import Loss
+from fedlesam.core import seeds
+from fedlesam.core.batches import Augment
+from fedlesam.core.checks import check_choice, check_count, check_number
+from fedlesam.core.flat_model import Loss
 
 Epochs = int | range | Callable[[int, int], int]
 

@@ -19,16 +19,16 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from fedlesam import disk
-from fedlesam.disk import Damaged, Seal, check_seal
+from fedlesam.core import disk
+from fedlesam.core.disk import Damaged, Seal, check_seal
+from fedlesam.core.messages import apart, size_in_bytes
+from fedlesam.core.names import one_line
+from fedlesam.core.server import ServerState
 from fedlesam.engines.serial import Saved
+from fedlesam.engines.store import anchor_file, client_file
 from fedlesam.federation import Federation
-from fedlesam.journal import Journal
-from fedlesam.messages import apart, size_in_bytes
-from fedlesam.names import one_line
-from fedlesam.server import ServerState
+from fedlesam.runs.journal import Journal
 from fedlesam.space import cannot_write
-from fedlesam.store import anchor_file, client_file
 
 FORMAT = 1
 SLOTS = ("buffers", "perturbation", "correction", "server")

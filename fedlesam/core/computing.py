@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import torch
 
-from fedlesam import seeds
+from fedlesam.core import seeds
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 """Of glibc's mallopt."""

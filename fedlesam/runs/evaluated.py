@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedlesam.config import RunConfig
+from fedlesam.runs.config import RunConfig
 
 TEST, HELD_OUT = "test", "held-out"
 

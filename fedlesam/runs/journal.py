@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from fedlesam.disk import Damaged, Seal
+from fedlesam.core.disk import Damaged, Seal
 
 
 class Journal:

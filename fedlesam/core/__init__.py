@@ -1,0 +1,1 @@
+"""The mathematics of a round, and what it stands on."""
