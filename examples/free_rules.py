@@ -11,11 +11,19 @@ import torch
 from torch import Tensor
 
 from fedlesam.algorithms import SLOW_DECAY, Algorithm
-from fedlesam.core.vectors import ascent_
-from fedlesam.rules.base import RoundResult, State
-from fedlesam.rules.correction import ControlVariates, DynamicRegulariser
-from fedlesam.rules.perturbation import Ascent, GlobalAscent, Perturbation
-from fedlesam.rules.server import Average, Dynamic
+from fedlesam.rules import (
+    Ascent,
+    Average,
+    ControlVariates,
+    Dynamic,
+    DynamicRegulariser,
+    GlobalAscent,
+    Perturbation,
+    RoundResult,
+    State,
+    Step,
+    ascent_,
+)
 
 
 @dataclass(frozen=True)
@@ -25,12 +33,12 @@ class MomentumAscent(Ascent):
     beta: float = 0.5
     gradient = "previous"
 
-    def begin(self, anchor: Tensor, mine: State) -> State:
+    def begin(self, anchor: Tensor, client_state: State) -> State:
         return {"m": torch.zeros_like(anchor)}
 
-    def ascend(self, gradient: Tensor, weights: Tensor, mine: State, ours: State) -> Tensor:
-        mine["m"].mul_(self.beta).add_(gradient)
-        return ascent_(gradient.copy_(mine["m"]), self.rho)
+    def ascend(self, gradient: Tensor, step: Step) -> Tensor:
+        total = step.client_state["m"].mul_(self.beta).add_(gradient)
+        return ascent_(gradient.copy_(total), self.rho)
 
 
 @dataclass(frozen=True)
@@ -39,12 +47,12 @@ class StepBackAscent(Ascent):
 
     gradient = "previous"
 
-    def begin(self, anchor: Tensor, mine: State) -> State:
+    def begin(self, anchor: Tensor, client_state: State) -> State:
         return {"last": anchor.clone()}
 
-    def ascend(self, gradient: Tensor, weights: Tensor, mine: State, ours: State) -> Tensor:
-        torch.sub(mine["last"], weights, out=gradient)
-        mine["last"].copy_(weights)
+    def ascend(self, gradient: Tensor, step: Step) -> Tensor:
+        gradient.copy_(step.client_state["last"]).sub_(step.weights)
+        step.client_state["last"].copy_(step.weights)
         return ascent_(gradient, self.rho)
 
 
@@ -54,21 +62,21 @@ class RoundBackAscent(Ascent):
 
     gradient = "previous"
 
-    def begin(self, anchor: Tensor, mine: State) -> State:
+    def begin(self, anchor: Tensor, client_state: State) -> State:
         return {"from": anchor}
 
-    def ascend(self, gradient: Tensor, weights: Tensor, mine: State, ours: State) -> Tensor:
-        return ascent_(torch.sub(mine["from"], weights, out=gradient), self.rho)
+    def ascend(self, gradient: Tensor, step: Step) -> Tensor:
+        return ascent_(gradient.copy_(step.client_state["from"]).sub_(step.weights), self.rho)
 
 
 @dataclass(frozen=True)
 class OldBackAscent(RoundBackAscent):
     """Towards the model it received the time before: FedLESAM's estimate and the client's own progress together."""
 
-    def begin(self, anchor: Tensor, mine: State) -> State:
-        return {"from": mine.get("old", anchor)}
+    def begin(self, anchor: Tensor, client_state: State) -> State:
+        return {"from": client_state.get("old", anchor)}
 
-    def remember(self, anchor: Tensor, mine: State) -> State:
+    def next_client_state(self, anchor: Tensor, client_state: State) -> State:
         return {"old": anchor}
 
 
@@ -82,13 +90,13 @@ class ScheduledGlobalAscent(GlobalAscent):
     def initial(self, anchor: Tensor) -> State:
         return {"t": anchor.new_zeros(1)}
 
-    def constant(self, anchor: Tensor, mine: State, ours: State) -> Tensor | None:
-        e = super().constant(anchor, mine, ours)
-        done = ours["t"] / self.rounds
+    def round_perturbation(self, anchor: Tensor, client_state: State, server_state: State) -> Tensor | None:
+        e = super().round_perturbation(anchor, client_state, server_state)
+        done = server_state["t"] / self.rounds
         return None if e is None else e * (done if self.shape == "growing" else 1 - done)
 
-    def aggregate(self, ours: State, result: RoundResult) -> State:
-        return {"t": ours["t"] + 1}
+    def aggregate(self, server_state: State, result: RoundResult) -> State:
+        return {"t": server_state["t"] + 1}
 
 
 def on_scaffold(rule: Perturbation) -> Algorithm:

@@ -12,12 +12,18 @@ import torch
 from torch import Tensor, nn
 
 import fedlesam as fl
-from fedlesam.core.checks import check_number
-from fedlesam.core.vectors import ASCENT_EPS
-from fedlesam.rules.base import LocalResult, RoundResult, State
-from fedlesam.rules.correction import Correction, Turn
-from fedlesam.rules.perturbation import Ascent
-from fedlesam.rules.server import ServerRule
+from fedlesam.rules import (
+    ASCENT_EPS,
+    AffineStep,
+    Ascent,
+    Correction,
+    LocalResult,
+    RoundResult,
+    ServerRule,
+    State,
+    Step,
+    check_number,
+)
 
 
 @dataclass(frozen=True)
@@ -27,10 +33,10 @@ class ScaledAscent(Ascent):
     Kwon et al., ASAM: Adaptive Sharpness-Aware Minimization, ICML 2021.
     """
 
-    gradient = "here"
+    gradient = "current"
 
-    def ascend(self, gradient: Tensor, weights: Tensor, mine: State, ours: State) -> Tensor:
-        size = weights.abs()
+    def ascend(self, gradient: Tensor, step: Step) -> Tensor:
+        size = step.weights.abs()
         scaled = gradient.mul_(size)
         norm = scaled.norm()
         return scaled.mul_(size).mul_(self.rho / (norm + ASCENT_EPS))
@@ -45,10 +51,14 @@ class OwnMomentum(Correction):
     def __post_init__(self) -> None:
         check_number("OwnMomentum", "alpha", self.alpha, above=0)
 
-    def prepare(self, anchor: Tensor, mine: State, ours: State) -> Turn:
-        return Turn(gain=self.alpha, bias=(1 - self.alpha) * mine["m"]) if "m" in mine else Turn()
+    def prepare(self, anchor: Tensor, client_state: State, server_state: State) -> AffineStep:
+        return (
+            AffineStep(gain=self.alpha, bias=(1 - self.alpha) * client_state["m"])
+            if "m" in client_state
+            else AffineStep()
+        )
 
-    def remember(self, mine: State, ours: State, result: LocalResult) -> State:
+    def next_client_state(self, client_state: State, server_state: State, result: LocalResult) -> State:
         return {"m": result.update / -(result.steps * result.lr)}
 
 

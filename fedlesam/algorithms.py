@@ -1,61 +1,22 @@
 """The catalogue: a method is one line, where to look x how to turn x how to land."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Literal
+import inspect
+from collections.abc import Callable
+from typing import Any, Literal
 
-from fedlesam.core.checks import check_number
+from fedlesam.core.names import imported, unknown
+from fedlesam.core.slots import Algorithm as Algorithm
+from fedlesam.core.slots import Average, NoPerturbation
 from fedlesam.rules.controls import RandomRoundAscent, RandomStepAscent, ReleasedAscent
-from fedlesam.rules.correction import (
-    ClientMomentum,
-    ControlVariates,
-    Correction,
-    DynamicRegulariser,
-    NoCorrection,
-    Proximal,
-)
-from fedlesam.rules.perturbation import (
-    CorrectedAscent,
-    GlobalAscent,
-    LocalAscent,
-    NoPerturbation,
-    Perturbation,
-    PreviousStepAscent,
-)
-from fedlesam.rules.server import Adam, Average, Dynamic, ServerRule
+from fedlesam.rules.correction import ClientMomentum, ControlVariates, DynamicRegulariser, Proximal
+from fedlesam.rules.perturbation import CorrectedAscent, GlobalAscent, LocalAscent, PreviousStepAscent
+from fedlesam.rules.server import Adam, Dynamic
 
 Reference = Literal["received", "previous-round"]
 Direction = Literal["back", "ahead"]
 
 SLOW_DECAY = 0.9995
 """The paper's learning-rate decay per round for methods with the dynamic regulariser; .998 for the others."""
-
-
-@dataclass(frozen=True)
-class Algorithm:
-    """A federated method. Any perturbation works with any correction and any server rule."""
-
-    perturbation: Perturbation = NoPerturbation()
-    correction: Correction = NoCorrection()
-    server: ServerRule = Average()
-    lr_decay: float = 0.998
-
-    def __post_init__(self) -> None:
-        for slot, kind in (("perturbation", Perturbation), ("correction", Correction), ("server", ServerRule)):
-            rule = getattr(self, slot)
-            if not isinstance(rule, kind):
-                raise ValueError(f"Algorithm: {slot} must be a {kind.__name__}, got {rule!r}")
-        self.perturbation.check()
-        check_number("Algorithm", "lr_decay", self.lr_decay, above=0)
-
-    def shaped(self, sizes: Sequence[int]) -> "Algorithm":
-        """This method for a model whose tensors have so many entries."""
-        return replace(self, perturbation=self.perturbation.shaped(sizes))
-
-    @property
-    def plain_mean_rules(self) -> list[str]:
-        """The rules that forbid weighting clients by their examples."""
-        return [type(r).__name__ for r in (self.perturbation, self.correction, self.server) if r.plain_mean]
 
 
 def fedavg(lr_g: float = 1.0) -> Algorithm:
@@ -182,3 +143,36 @@ CONTROLS = (fedlesam_released, fedlesam_released_s, fedlesam_released_d, random_
 CATALOGUE: dict[str, Callable[..., Algorithm]] = {
     make.__name__.replace("_", "-"): make for make in (*PAPER, *OTHERS, *CONTROLS)
 }
+
+
+def find(name: str) -> Callable[..., Algorithm]:
+    """The maker behind a name of the catalogue or `module:callable`."""
+    if ":" in name:
+        found = imported("algorithm", name)
+        if not callable(found) and not isinstance(found, Algorithm):
+            raise ValueError(f"algorithm {name!r} must be an Algorithm or make one, got {found!r}")
+        return (lambda: found) if isinstance(found, Algorithm) else found
+    if name not in CATALOGUE:
+        raise unknown("algorithm", name, CATALOGUE)
+    return CATALOGUE[name]
+
+
+def hyperparameters(name: str) -> dict[str, object]:
+    """What the method takes, with its defaults."""
+    takes = inspect.signature(find(name)).parameters.items()
+    return {key: p.default for key, p in takes if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
+
+
+def get(name: str, **hyper: Any) -> Algorithm:
+    """The method called `name`, e.g. `get("fedlesam-s", rho=0.05)`."""
+    takes = hyperparameters(name)
+    for key in hyper:
+        if key not in takes:
+            raise ValueError(f"{name} has no {key}; it takes {', '.join(takes) or 'no hyper-parameters'}")
+    missing = [key for key, default in takes.items() if default is inspect.Parameter.empty and key not in hyper]
+    if missing:
+        raise ValueError(f"{name} needs {', '.join(missing)}: give it with --set {missing[0]}=VALUE")
+    algorithm = find(name)(**hyper)
+    if not isinstance(algorithm, Algorithm):
+        raise ValueError(f"algorithm {name!r} must make an Algorithm, got {algorithm!r}")
+    return algorithm

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedlesam import lookup
+from fedlesam import algorithms
 from fedlesam.algorithms import Algorithm
 from fedlesam.core import evaluation, seeds
 from fedlesam.core.batches import Batches, ClientData, known_labels
@@ -31,10 +31,10 @@ from fedlesam.core.local import LocalTraining
 from fedlesam.core.module_check import changed_buffers, check_module
 from fedlesam.core.saving import separate
 from fedlesam.core.server import ServerState, server_step
-from fedlesam.data.sound import check_labels, check_samples, describe
-from fedlesam.engines.distributed import DistributedEngine, follow
+from fedlesam.core.sound import check_labels, check_samples, describe
+from fedlesam.engines.distributed import DistributedEngine, worker_loop
 from fedlesam.engines.serial import Saved, SerialEngine
-from fedlesam.engines.signals import Halt, Interrupted
+from fedlesam.engines.signals import Interrupted, StopFlag
 from fedlesam.engines.stacked import CHANGES, NotStackable, StackedEngine, check_stackable
 from fedlesam.engines.store import Store
 from fedlesam.engines.watch import LOST_AFTER, check_lost_after
@@ -68,7 +68,7 @@ class Record:
     """Mean over the clients that answered of norm(v_i - w_next) ** 2; NaN if nobody did."""
     per_client: PerClient | None = None
     """Test accuracy on every client's own mixture of classes, when asked for and evaluated."""
-    left_out: dict[int, str] | None = None
+    dropped: dict[int, str] | None = None
     """The active clients that are not part of the round, and why: dropout, an error, an update that exploded."""
 
     def as_dict(self) -> dict[str, Any]:
@@ -76,8 +76,8 @@ class Record:
         known = {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
         if self.per_client is not None and not self.per_client.untested:
             known["per_client"].pop("untested")
-        if self.left_out:
-            known["left_out"] = {str(client): why for client, why in self.left_out.items()}
+        if self.dropped:
+            known["dropped"] = {str(client): why for client, why in self.dropped.items()}
         return {k: v for k, v in known.items() if not (isinstance(v, float) and not math.isfinite(v))}
 
 
@@ -142,7 +142,7 @@ class Federation:
         lost_after: float = LOST_AFTER,
         world: World | None = None,
     ) -> None:
-        self.algorithm = lookup.get(algorithm) if isinstance(algorithm, str) else algorithm
+        self.algorithm = algorithms.get(algorithm) if isinstance(algorithm, str) else algorithm
         if not isinstance(self.algorithm, Algorithm):
             raise ValueError(f"algorithm must be a name or an Algorithm, got {algorithm!r}")
         check_count("Federation", "seed", seed, at_least=0)
@@ -165,9 +165,9 @@ class Federation:
                 raise ValueError(f"Federation: threads must be at most {MOST_THREADS}, got {threads}")
         if memory is not None:
             check_count("Federation", "memory", memory, at_least=0)
-        if weighting == "examples" and self.algorithm.plain_mean_rules:
+        if weighting == "examples" and self.algorithm.uniform_rules:
             raise ValueError(
-                f"weighting by examples does not work with {', '.join(self.algorithm.plain_mean_rules)}: "
+                f"weighting by examples does not work with {', '.join(self.algorithm.uniform_rules)}: "
                 'the server state of these rules is a plain mean over clients; use weighting="clients"'
             )
         if compile and workers > 1 and world is None:
@@ -189,7 +189,7 @@ class Federation:
 
         check_module(model)  # a lazy one cannot even be copied
         self._model, self._flat = copy.deepcopy(model), FlatModel(copy.deepcopy(model), precision, compile)
-        self.algorithm = self.algorithm.shaped(self._flat.sizes)
+        self.algorithm = self.algorithm.for_model(self._flat.tensors)
         buffers = self._flat.buffers()
         outputs = check_outputs(self._flat, clients, test, self.local, stacked=engine == "stacked")
         self._mixtures = _mixtures(clients, outputs) if per_client else None
@@ -206,7 +206,7 @@ class Federation:
             by_examples=weighting == "examples",
             test=Batches(test, self._flat.device) if test is not None else None,
             store=self.memories,
-            halt=Halt(),
+            halt=StopFlag(),
             drop=on_client_error == "drop",
             max_norm=max_update_norm,
         )
@@ -283,7 +283,7 @@ class Federation:
                 bytes_up=outcome.bytes_up,
                 divergence=outcome.reduction.divergence(state.weights - sent.weights),
                 per_client=self._per_client(tested),
-                left_out=dict(sorted({**dict.fromkeys(silent, DROPOUT), **outcome.left_out}.items())) or None,
+                dropped=dict(sorted({**dict.fromkeys(silent, DROPOUT), **outcome.dropped}.items())) or None,
             )
             engine.commit()
             self.state = state
@@ -304,7 +304,7 @@ class Federation:
 
     def halt(self, signum: int = signal.SIGINT) -> None:
         """Drop the round under way at its next step, from another thread: `round` raises Interrupted."""
-        self._here.halt.ask(signum)
+        self._here.halt.request(signum)
 
     def stop_if_asked(self) -> None:
         """Raise Interrupted for a wish to stop that came too late for the last round."""
@@ -324,14 +324,14 @@ class Federation:
         """Go on from a state and the memories saved with it; refuses files that are not what was saved."""
         if self._engine is None:
             self.memories.forget()
-        self._start().adopt(folder, saved.rounds, saved.seals)
+        self._start().adopt(folder, saved.rounds, saved.digests)
         self.state = state
 
-    def follow(self) -> None:
+    def worker_loop(self) -> None:
         """In a process that torchrun started beside the leader: work for it until it stops."""
         if self._world is None or self._world.rank == 0:
             raise ValueError("only the processes beside the leader follow; the leader runs rounds")
-        follow(self._here, pinned=self._pinned, world=self._world)
+        worker_loop(self._here, pinned=self._pinned, world=self._world)
 
     def close(self) -> None:
         """End the worker processes; a round after it starts new ones."""
@@ -361,7 +361,7 @@ class Federation:
         if self._engine is None:
             if self._pinned and len(self.memories):
                 raise ValueError("the workers that held the clients' memories are gone: start the run again")
-            serve = functools.partial(follow, self._here, self._pinned)
+            serve = functools.partial(worker_loop, self._here, self._pinned)
             world = self._world or start_local(self.workers, self.threads, serve, self.lost_after)
             weakref.finalize(self, world.close, kill=True)
             self._engine = DistributedEngine(self._here, world, self._pinned)
@@ -396,17 +396,17 @@ def check_outputs(
     model: FlatModel, clients: Sequence[ClientData], test: ClientData | None, local: LocalTraining, stacked: bool
 ) -> int:
     """Show the model one sample, and check all labels against its outputs, before any work is done."""
-    with seeds.untouched(model.device):
+    with seeds.preserve_rng(model.device):
         x, y = Batches(clients[0], model.device).fetch(torch.tensor([0]), seed=0)
     twice = torch.cat([x, x])  # batch statistics need more than one
     if model.state.own or model.state.frozen or stacked:
-        with seeds.untouched(model.device):
+        with seeds.preserve_rng(model.device):
             changed = changed_buffers(model.module, twice)
         if stacked and changed:
             raise NotStackable(CHANGES.format(", ".join(changed)))
     model.module.eval()
     try:
-        with torch.no_grad(), seeds.untouched(model.device):
+        with torch.no_grad(), seeds.preserve_rng(model.device):
             output = model.forward(twice if model.needs_batch else x)
     except Unsupported:
         raise

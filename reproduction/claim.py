@@ -8,10 +8,10 @@ from statistics import fmean
 import numpy as np
 
 from fedlesam.core import disk
-from fedlesam.report.read import Run, read_run
 from fedlesam.report.tables import Cell as Value
 from fedlesam.report.tables import Column, Table
 from fedlesam.runs.build import load_data
+from fedlesam.runs.read import Run, read_run
 from fedlesam.runs.sweep import Sweep, Task, Watch
 from reproduction import claim_tables, probing, writing
 from reproduction.findings import MEASURES, Findings, Result

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedlesam import lookup
+from fedlesam import algorithms
 from fedlesam.runs import costs
 from fedlesam.runs.stats import PairedDifferences, holm, paired
 from reproduction import plots
@@ -123,7 +123,7 @@ def verdict(mean: float, corrected: float) -> str:
 
 
 def _passes(arm: str) -> float:
-    return costs.measure(lookup.get(ARMS[arm].method, **ARMS[arm].hyper)).passes
+    return costs.measure(algorithms.get(ARMS[arm].method, **ARMS[arm].hyper)).passes
 
 
 def _cost_text(left: str, right: str) -> str:

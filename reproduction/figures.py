@@ -5,8 +5,8 @@ from pathlib import Path
 from statistics import fmean
 
 from fedlesam.data.splits import make_split
-from fedlesam.report.methods import method_name
 from fedlesam.runs.build import load_data
+from fedlesam.runs.methods import method_name
 from reproduction import plots, probing
 from reproduction.context import Context, average
 from reproduction.items import SETTINGS, Item, RunSpec

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fedlesam.engines.signals import Interrupted, asked_to_stop
+from fedlesam.engines.signals import Interrupted, handle_signals
 
 
 def readings(run: Path, probe: str, value: str) -> list[tuple[int, float]]:
@@ -48,7 +48,7 @@ def _probe(*arguments: str) -> dict[str, Any] | str:
         stopped.append(signum)
         process.send_signal(signal.SIGINT)
 
-    with asked_to_stop(stop):
+    with handle_signals(stop):
         out, errors = process.communicate()
     if stopped:
         raise Interrupted(stopped[0])

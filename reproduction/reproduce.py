@@ -9,10 +9,10 @@ from fedlesam.core import disk
 from fedlesam.core.names import file_name
 from fedlesam.data.catalogue import is_domains, parse_domains
 from fedlesam.data.formats.domains import find
-from fedlesam.report.read import Run, read_run
 from fedlesam.report.write import write_report
 from fedlesam.runs.build import load_data
 from fedlesam.runs.config import RunConfig
+from fedlesam.runs.read import Run, read_run
 from fedlesam.runs.sweep import Sweep, Task, Watch
 from reproduction import plan, tables, writing
 from reproduction.context import Context

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from fedlesam.report.read import Run
+from fedlesam.runs.read import Run
 from fedlesam.runs.stats import SeedMean, seed_mean
 from reproduction.items import RunSpec
 from reproduction.scales import Scale

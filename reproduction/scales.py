@@ -197,7 +197,7 @@ def _cifar(spec: RunSpec, scale: Scale, data_dir: str | None) -> dict[str, Value
 
 
 def _domains(spec: RunSpec, scale: Scale) -> dict[str, Value | None] | str:
-    from fedlesam import lookup
+    from fedlesam import algorithms
 
     if scale.domains is None:
         return "no domains are embedded"
@@ -210,7 +210,7 @@ def _domains(spec: RunSpec, scale: Scale) -> dict[str, Value | None] | str:
         **(scale.domains.many if several else {}),
         "data": ":".join(filter(None, (spec.data, scale.domains.options))),
         "split": f"leave-out:{spec.split}" + (f",{spec.clients}" if several else ""),
-        "rho": scale.domains.rho if "rho" in lookup.hyperparameters(spec.method) else None,
+        "rho": scale.domains.rho if "rho" in algorithms.hyperparameters(spec.method) else None,
     }
 
 

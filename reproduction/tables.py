@@ -5,16 +5,16 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 
-from fedlesam import lookup
+from fedlesam import algorithms
 from fedlesam.algorithms import CATALOGUE, Algorithm
 from fedlesam.data.catalogue import is_domains, parse_domains
 from fedlesam.data.formats.domains import find
 from fedlesam.report.pictures import accuracy_curves
-from fedlesam.report.read import Run
-from fedlesam.rules.perturbation import CorrectedAscent, GlobalAscent, LocalAscent, NoPerturbation
+from fedlesam.rules import CorrectedAscent, GlobalAscent, LocalAscent, NoPerturbation
 from fedlesam.runs import costs
 from fedlesam.runs.build import load_data
 from fedlesam.runs.config import RunConfig
+from fedlesam.runs.read import Run
 from fedlesam.runs.stats import SeedMean
 from reproduction import figures
 from reproduction.context import Context, average, cell_of, first
@@ -286,7 +286,7 @@ def cost(item: Item, context: Context) -> ResultTable:
     rows = {}
     for method, row in printed.parts[item.part].items():
         if context.only.keeps_method(method):
-            found = costs.measure(lookup.get(method))
+            found = costs.measure(algorithms.get(method))
             ours = (found.stored + found.down - 1, (found.down + found.up) / 2, found.passes)
             rows[method] = tuple(Cell(o, None, p) for o, (p, _) in zip(ours, row, strict=True))
     notes = ("differences: docs/errata.md, 15",)
@@ -299,7 +299,7 @@ def methods(item: Item, context: Context) -> ResultTable:
     rows = {}
     for method, row in printed.parts[item.part].items():
         if context.only.keeps_method(method):
-            algorithm = lookup.get(method)
+            algorithm = algorithms.get(method)
             extra = "yes" if costs.measure(algorithm).passes > 1 else "no"
             target, direction = PERTURBATIONS[type(algorithm.perturbation)]
             ours = (_base(algorithm), target, extra)

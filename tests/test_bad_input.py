@@ -10,11 +10,18 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 from worlds import federation, mlp, play, samples, states, training
 
-from fedlesam import Algorithm, Federation, LocalTraining, lookup
-from fedlesam.rules.base import State
-from fedlesam.rules.correction import ClientMomentum, ControlVariates
-from fedlesam.rules.perturbation import GlobalAscent, LocalAscent, Perturbation
-from fedlesam.rules.server import Adam, Average, Dynamic
+from fedlesam import Algorithm, Federation, LocalTraining, algorithms
+from fedlesam.core.slots import State, Step
+from fedlesam.rules import (
+    Adam,
+    Average,
+    ClientMomentum,
+    ControlVariates,
+    Dynamic,
+    GlobalAscent,
+    LocalAscent,
+    Perturbation,
+)
 
 NAN = math.nan
 X, Y = samples((4,))[0]
@@ -31,19 +38,19 @@ class Rows:
 class Nesterov(LocalAscent):
     """SAM at a point ahead, as in FedNSAM."""
 
-    def constant(self, anchor: Tensor, mine: State, ours: State) -> Tensor:
+    def round_perturbation(self, anchor: Tensor, client_state: State, server_state: State) -> Tensor:
         return -anchor
 
 
 class Both(GlobalAscent):
     gradient = "previous"
 
-    def ascend(self, gradient: Tensor, weights: Tensor, mine: State, ours: State) -> Tensor:
+    def ascend(self, gradient: Tensor, step: Step) -> Tensor:
         return gradient
 
 
 class Forgotten(Perturbation):
-    def ascend(self, gradient: Tensor, weights: Tensor, mine: State, ours: State) -> Tensor:
+    def ascend(self, gradient: Tensor, step: Step) -> Tensor:
         return gradient
 
 
@@ -53,25 +60,31 @@ class Misspelt(LocalAscent):
 
 BAD: dict[str, tuple[Callable[[], Any], str]] = {
     "unknown method": (lambda: federation("fedlsam"), r"unknown algorithm 'fedlsam': did you mean 'fedlesam'\?"),
-    "unknown method, not like any": (lambda: lookup.get("zzz"), r"unknown algorithm 'zzz'.*known: fedavg, fedadam"),
-    "unknown hyper-parameter": (lambda: lookup.get("fedavg", rho=0.1), r"fedavg has no rho; it takes lr_g"),
+    "unknown method, not like any": (lambda: algorithms.get("zzz"), r"unknown algorithm 'zzz'.*known: fedavg, fedadam"),
+    "unknown hyper-parameter": (lambda: algorithms.get("fedavg", rho=0.1), r"fedavg has no rho; it takes lr_g"),
     "not an algorithm": (lambda: federation(3), r"algorithm must be a name or an Algorithm, got 3"),  # type: ignore[arg-type]
     "a rule in the wrong slot": (
         lambda: Algorithm(perturbation=Average()),  # type: ignore[arg-type]
         r"perturbation must be a Perturbation, got Average\(lr_g=1.0\)",
     ),
-    "rho below 0": (lambda: lookup.get("fedsam", rho=-0.1), r"LocalAscent: rho must be at least 0, got -0.1"),
-    "rho nan": (lambda: lookup.get("fedlesam", rho=NAN), r"GlobalAscent: rho must be at least 0, got nan"),
-    "rho infinite": (lambda: lookup.get("fedsmoo", rho=math.inf), r"CorrectedAscent: rho must be .*got inf"),
-    "rho a word": (lambda: lookup.get("freesam", rho="0.1"), r"PreviousStepAscent: rho must be a number, got '0.1'"),  # type: ignore[arg-type]
+    "rho below 0": (lambda: algorithms.get("fedsam", rho=-0.1), r"LocalAscent: rho must be at least 0, got -0.1"),
+    "rho nan": (lambda: algorithms.get("fedlesam", rho=NAN), r"GlobalAscent: rho must be at least 0, got nan"),
+    "rho infinite": (lambda: algorithms.get("fedsmoo", rho=math.inf), r"CorrectedAscent: rho must be .*got inf"),
+    "rho a word": (
+        lambda: algorithms.get("freesam", rho="0.1"),
+        r"PreviousStepAscent: rho must be a number, got '0.1'",
+    ),  # type: ignore[arg-type]
     "first": (lambda: GlobalAscent(0.1, first="zero"), r"first must be one of 'none', 'origin', got 'zero'"),  # type: ignore[arg-type]
     "reference": (lambda: GlobalAscent(0.1, reference="last"), r"reference must be one of 'received'.*got 'last'"),  # type: ignore[arg-type]
     "alpha 0": (lambda: ClientMomentum(0.0), r"ClientMomentum: alpha must be above 0, got 0.0"),
-    "alpha above 1": (lambda: lookup.get("fedcm", alpha=1.5), r"ClientMomentum: alpha .* at most 1, got 1.5"),
-    "lam below 0": (lambda: lookup.get("feddyn", lam=-1.0), r"DynamicRegulariser: lam must be at least 0, got -1.0"),
-    "prox below 0": (lambda: lookup.get("fedprox", prox=-1.0), r"Proximal: prox must be at least 0, got -1.0"),
-    "lr_g 0": (lambda: lookup.get("fedavg", lr_g=0.0), r"Average: lr_g must be above 0, got 0.0"),
-    "lr_g dynamic": (lambda: lookup.get("fedlesam-d", lr_g=0.5), r"Dynamic: .*lr_g must be 1, got 0.5"),
+    "alpha above 1": (lambda: algorithms.get("fedcm", alpha=1.5), r"ClientMomentum: alpha .* at most 1, got 1.5"),
+    "lam below 0": (
+        lambda: algorithms.get("feddyn", lam=-1.0),
+        r"DynamicRegulariser: lam must be at least 0, got -1.0",
+    ),
+    "prox below 0": (lambda: algorithms.get("fedprox", prox=-1.0), r"Proximal: prox must be at least 0, got -1.0"),
+    "lr_g 0": (lambda: algorithms.get("fedavg", lr_g=0.0), r"Average: lr_g must be above 0, got 0.0"),
+    "lr_g dynamic": (lambda: algorithms.get("fedlesam-d", lr_g=0.5), r"Dynamic: .*lr_g must be 1, got 0.5"),
     "lr_g dynamic, by hand": (lambda: Dynamic(NAN), r"lr_g must be 1, got nan"),
     "Adam b1": (lambda: Adam(b1=1.0), r"Adam: b1 must be below 1, got 1.0"),
     "Adam eps": (lambda: Adam(eps=0.0), r"Adam: eps must be above 0, got 0.0"),

@@ -9,10 +9,10 @@ from oracle import Oracle
 from torch import Tensor, nn
 from worlds import SCHEDULE, answer_of, epochs, federation, mlp, play, samples, steps_in, training
 
-from fedlesam import lookup
-from fedlesam.core.client import finish
+from fedlesam import algorithms
+from fedlesam.core.client import drain
 from fedlesam.core.flat_model import FlatModel
-from fedlesam.core.messages import Answer
+from fedlesam.core.messages import ClientResult
 
 
 def dropout_net() -> nn.Module:
@@ -25,14 +25,14 @@ def norm_net() -> nn.Module:
     return nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.Dropout(0.2), nn.Linear(8, 3)).double()
 
 
-def assert_same_answer(one: Answer, other: Answer) -> None:
+def assert_same_answer(one: ClientResult, other: ClientResult) -> None:
     assert one.result.steps == other.result.steps
     assert one.loss == other.loss
     assert torch.equal(one.result.update, other.result.update)
     for name in ("perturbation", "correction", "buffers"):
-        mine, theirs = getattr(one, name), getattr(other, name)
-        assert mine.keys() == theirs.keys()
-        assert all(torch.equal(mine[key], theirs[key]) for key in mine)
+        client_state, theirs = getattr(one, name), getattr(other, name)
+        assert client_state.keys() == theirs.keys()
+        assert all(torch.equal(client_state[key], theirs[key]) for key in client_state)
 
 
 @pytest.mark.parametrize("make", [mlp, dropout_net, norm_net])
@@ -41,9 +41,9 @@ def test_interleaved_clients_answer_as_if_alone(method: str, make: type[nn.Modul
     """Clients in lockstep on models of their own, as the drift probe runs them; one ends before the other."""
     fed = federation(method, model=make())
     play(fed, SCHEDULE[:3])
-    alone = [finish(steps_in(fed, i)) for i in (1, 4)]
+    alone = [drain(steps_in(fed, i)) for i in (1, 4)]
     pair = [steps_in(fed, i) for i in (1, 4)]
-    together: dict[int, Answer] = {}
+    together: dict[int, ClientResult] = {}
     taken = [0, 0]
     while len(together) < 2:
         for k, steps in enumerate(pair):
@@ -62,7 +62,9 @@ def test_interleaved_clients_answer_as_if_alone(method: str, make: type[nn.Modul
 
 @pytest.mark.parametrize("method", ["fedavg", "fedsam", "fedsmoo", "fedlesam", "fedlesam-s", "fedlesam-d", "freesam-s"])
 def test_a_step_shows_v_and_e_of_the_direct_form(method: str) -> None:
-    hyper = {key: value for key, value in {"rho": 0.15, "lam": 0.2}.items() if key in lookup.hyperparameters(method)}
+    hyper = {
+        key: value for key, value in {"rho": 0.15, "lam": 0.2}.items() if key in algorithms.hyperparameters(method)
+    }
     oracle = Oracle(
         method,
         mlp(),
@@ -77,11 +79,11 @@ def test_a_step_shows_v_and_e_of_the_direct_form(method: str) -> None:
         clip_scope="loss",
         **hyper,
     )
-    fed = federation(lookup.get(method, **hyper))
+    fed = federation(algorithms.get(method, **hyper))
     for active in SCHEDULE[:4]:
         for i in active:
             shown = [
-                (step.weights(), torch.zeros_like(step.v) if step.e is None else step.e.clone())
+                (step.weights(), torch.zeros_like(step.round.v) if step.e is None else step.e.clone())
                 for step in steps_in(fed, i)
             ]
             before = len(oracle.trace)
@@ -112,7 +114,7 @@ def test_a_step_is_yielded_with_its_gradient_before_the_weights_move() -> None:
     steps = steps_in(fed, 0)
     step = next(steps)
     assert torch.equal(step.weights(), fed.weights)
-    g = torch.cat([p.reshape(-1) for p in step.model.gradients()])
+    g = step.round.g
     with pytest.raises(StopIteration) as end:
         next(steps)
     torch.testing.assert_close(end.value.value.result.update, -0.2 * g, atol=1e-15, rtol=0)
@@ -122,9 +124,9 @@ def test_the_answer_belongs_to_nobody_else() -> None:
     """Training another client on the same model does not change an answer already given."""
     fed = play(federation("fedsmoo"), SCHEDULE[:2])
     flat = FlatModel(copy.deepcopy(fed.model))
-    answer = finish(steps_in(fed, 1, flat))
+    answer = drain(steps_in(fed, 1, flat))
     kept = copy.deepcopy(answer)
-    finish(steps_in(fed, 2, flat))
+    drain(steps_in(fed, 2, flat))
     assert_same_answer(answer, kept)
     assert torch.equal(answer.memory.perturbation["mu"], kept.memory.perturbation["mu"])
     assert torch.equal(answer.memory.correction["h"], kept.memory.correction["h"])
@@ -132,7 +134,7 @@ def test_the_answer_belongs_to_nobody_else() -> None:
 
 def test_loss_is_the_mean_over_the_steps() -> None:
     fed = federation("fedlesam")
-    losses = [step.loss for step in steps_in(fed, 1)]
+    losses = [step.loss.item() for step in steps_in(fed, 1)]
     assert len(losses) == 6
     assert answer_of(fed, 1).loss == pytest.approx(sum(losses) / len(losses), abs=1e-15)
 
@@ -167,7 +169,7 @@ def test_batch_norm_is_updated_by_the_descent_pass_only() -> None:
     model = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)).double()
     clients = samples((9,))
     fed = federation(
-        lookup.get("fedsam", rho=0.8),
+        algorithms.get("fedsam", rho=0.8),
         model=model,
         clients=clients,
         local=training(epochs=1, batch_size=9),

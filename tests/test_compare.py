@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from fedlesam.report import pictures
 from fedlesam.runs import compare as comparison
-from fedlesam.runs.compare import compare, draw, folder_of, plan
+from fedlesam.runs.compare import compare, folder_of, plan
 from fedlesam.runs.config import RunConfig
 from fedlesam.runs.folder import RunFolder
 
@@ -120,7 +121,7 @@ def test_pictures_of_a_comparison(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         lambda runs, path, title: titles.append(title) or real(runs, path, title),
     )
     base = dataclasses.replace(TINY, split="pooled", clients=None, active=1)
-    drawn = draw(compare(plan(base, ["fedavg"], 1), tmp_path), tmp_path)
+    drawn = pictures.comparison(compare(plan(base, ["fedavg"], 1), tmp_path), tmp_path)
     assert drawn == [tmp_path / "accuracy.png", tmp_path / "split.png"]
     assert titles == ["digits, mlp:hidden=4, pooled, 1 clients, 1 active"]
     for path in drawn:

@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 
-from fedlesam.core.computing import computing
+from fedlesam.core.computing import compute_context
 
 ROUNDS = """
 import resource, torch, fedlesam as fl
@@ -25,7 +25,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
 def test_the_callers_threads_and_random_numbers_are_left_alone() -> None:
     threads, state = torch.get_num_threads(), torch.get_rng_state()
-    with pytest.raises(KeyError), computing(threads + 1, torch.device("cpu")):
+    with pytest.raises(KeyError), compute_context(threads + 1, torch.device("cpu")):
         assert torch.get_num_threads() == threads + 1
         torch.rand(1)
         raise KeyError
@@ -35,7 +35,7 @@ def test_the_callers_threads_and_random_numbers_are_left_alone() -> None:
 
 def test_no_threads_of_its_own_leaves_those_of_the_process() -> None:
     before = torch.get_num_threads()
-    with computing(None, torch.device("cpu")):
+    with compute_context(None, torch.device("cpu")):
         torch.set_num_threads(before + 1)
     try:
         assert torch.get_num_threads() == before + 1

@@ -311,9 +311,9 @@ def test_every_setting_makes_another_run(name: str) -> None:
 
 
 def test_every_hyper_parameter_of_a_flag_belongs_to_a_method() -> None:
-    from fedlesam import lookup
+    from fedlesam import algorithms
 
-    taken = {name for algorithm in CATALOGUE for name in lookup.hyperparameters(algorithm)}
+    taken = {name for algorithm in CATALOGUE for name in algorithms.hyperparameters(algorithm)}
     assert set(HYPER) <= taken
     assert not set(HYPER) & set(OPTIONS)
 

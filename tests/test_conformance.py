@@ -26,10 +26,9 @@ from worlds import (
 )
 
 import fedlesam
-from fedlesam import NotFinite, lookup
+from fedlesam import NotFinite, algorithms, rules
 from fedlesam.algorithms import CATALOGUE, PAPER
 from fedlesam.federation import Federation
-from fedlesam.rules import correction, perturbation, placebo, server
 
 every_method = pytest.mark.parametrize("method", CATALOGUE)
 TWO_PASSES = ("fedsam", "mofedsam", "fedgamma", "fedsmoo")
@@ -71,7 +70,7 @@ def test_the_catalogue() -> None:
 
 def test_the_defaults_of_the_paper() -> None:
     """The table of algorithms.md."""
-    rho = {name: lookup.hyperparameters(name).get("rho") for name in CATALOGUE}
+    rho = {name: algorithms.hyperparameters(name).get("rho") for name in CATALOGUE}
     assert rho == {
         name: 0.01
         if name in ("fedsam", "fedlesam", "fedlesam-released")
@@ -81,8 +80,8 @@ def test_the_defaults_of_the_paper() -> None:
         for name in CATALOGUE
     }
     for key, value in (("alpha", 0.1), ("lam", 0.1), ("prox", 0.1)):
-        assert {lookup.hyperparameters(name).get(key, value) for name in CATALOGUE} == {value}
-    assert {name: lookup.hyperparameters(name)["lr_g"] for name in CATALOGUE} == {
+        assert {algorithms.hyperparameters(name).get(key, value) for name in CATALOGUE} == {value}
+    assert {name: algorithms.hyperparameters(name)["lr_g"] for name in CATALOGUE} == {
         name: 0.1 if name == "fedadam" else 1.0 for name in CATALOGUE
     }
 
@@ -90,10 +89,10 @@ def test_the_defaults_of_the_paper() -> None:
 @every_method
 def test_repr_is_the_method(method: str) -> None:
     algorithm = CATALOGUE[method]()
-    rooms = {**vars(correction), **vars(perturbation), **vars(placebo), **vars(server), "Algorithm": fedlesam.Algorithm}
+    rooms = {**vars(rules), "Algorithm": fedlesam.Algorithm}
     assert eval(repr(algorithm), rooms) == algorithm
     assert hash(algorithm) == hash(CATALOGUE[method]())
-    assert lookup.get(method) == algorithm
+    assert algorithms.get(method) == algorithm
 
 
 @every_method
@@ -176,8 +175,8 @@ def test_torch_datasets_are_clients(method: str, wrap: Callable[[Tensor, Tensor]
     one = federation(method, test=samples((10,))[0])
     other = federation(method, clients=[wrap(x, y) for x, y in samples()], test=wrap(*samples((10,))[0]))
     for active in SCHEDULE[:2]:
-        mine, theirs = one.round(active), other.round(active)
-        assert (mine.test_loss, mine.test_accuracy) == (theirs.test_loss, theirs.test_accuracy)
+        client_state, theirs = one.round(active), other.round(active)
+        assert (client_state.test_loss, client_state.test_accuracy) == (theirs.test_loss, theirs.test_accuracy)
     assert_same_bits(states(one), states(other))
 
 
@@ -366,7 +365,7 @@ def test_an_update_that_is_not_finite(method: str) -> None:
     clients = [(1e12 * torch.randn(9, 5, generator=draw), torch.randint(3, (9,), generator=draw)) for _ in range(2)]
     model = nn.Linear(5, 3)
     nn.init.zeros_(model.weight)
-    fed = federation(lookup.get(method), model=model, clients=clients, local=local)
+    fed = federation(algorithms.get(method), model=model, clients=clients, local=local)
     before = snapshot(fed)
     with pytest.raises(NotFinite, match="round 0, client 1: the update is not finite"):
         fed.round([1])

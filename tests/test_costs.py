@@ -3,7 +3,7 @@
 import pytest
 
 from fedlesam.algorithms import CATALOGUE, Algorithm
-from fedlesam.rules.perturbation import GlobalAscent, LocalAscent
+from fedlesam.rules import GlobalAscent, LocalAscent
 from fedlesam.runs.costs import measure
 
 COSTS = {

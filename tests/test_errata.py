@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 import fedlesam as fl
 from fedlesam.core.batches import steps_per_epoch
-from fedlesam.rules.base import RoundResult, State
-from fedlesam.rules.perturbation import CorrectedAscent, GlobalAscent, Perturbation
+from fedlesam.core.slots import RoundResult, State
+from fedlesam.rules import CorrectedAscent, GlobalAscent, Perturbation
 
 ROOT = Path(__file__).resolve().parents[1]
 TABLES = ROOT.parent / "shared" / "paper" / "tables.json"
@@ -40,17 +40,17 @@ def slope(i: int, v: float) -> float:
 
 def scaffold(sign: float = 1, change: bool = True, rounds: int = 200, start: float = 3.0) -> float:
     """The last w. `sign` of c - c_i in the step; the server adds the mean change of the c_i, or their mean."""
-    w, c, mine = start, 0.0, [0.0, 0.0]
+    w, c, client_state = start, 0.0, [0.0, 0.0]
     for _ in range(rounds):
         ends, fresh = [], []
         for i in (0, 1):
             v = w
             for _ in range(STEPS):
-                v -= LR * (slope(i, v) + sign * (c - mine[i]))
+                v -= LR * (slope(i, v) + sign * (c - client_state[i]))
             ends.append(v)
-            fresh.append(mine[i] - c - (v - w) / (STEPS * LR))
-        c += sum(fresh) / 2 - (sum(mine) / 2 if change else 0)
-        w, mine = sum(ends) / 2, fresh
+            fresh.append(client_state[i] - c - (v - w) / (STEPS * LR))
+        c += sum(fresh) / 2 - (sum(client_state) / 2 if change else 0)
+        w, client_state = sum(ends) / 2, fresh
     return w
 
 
@@ -112,7 +112,7 @@ def test_item_04_the_dual_variable_of_feddyn() -> None:
 
 
 def test_item_05_rho_once() -> None:
-    e = GlobalAscent(0.1).constant(torch.tensor([3.0, 4.0]), {"old": torch.zeros(2)}, {})
+    e = GlobalAscent(0.1).round_perturbation(torch.tensor([3.0, 4.0]), {"old": torch.zeros(2)}, {})
     assert e is not None
     assert float(e.norm()) == pytest.approx(0.1)
     assert 0.1 * float(e.norm()) == pytest.approx(0.01)  # what the printed update would add
@@ -149,7 +149,7 @@ def test_item_06_the_domain_table(tables: dict[str, Any]) -> None:
 class ScalarShift(Perturbation):
     """What the released code does to a tensor: one number for all of its entries."""
 
-    def constant(self, anchor: Tensor, mine: State, ours: State) -> Tensor | None:
+    def round_perturbation(self, anchor: Tensor, client_state: State, server_state: State) -> Tensor | None:
         return anchor[0]
 
 

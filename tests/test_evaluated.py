@@ -16,12 +16,12 @@ from fedlesam.engines.signals import Interrupted
 from fedlesam.federation import Record
 from fedlesam.report.groups import compare_runs
 from fedlesam.report.ranking import ranking
-from fedlesam.report.read import find_runs, read_run
 from fedlesam.report.write import write_report
 from fedlesam.runs import config as configs
 from fedlesam.runs.config import RunConfig
 from fedlesam.runs.folder import RunFolder
 from fedlesam.runs.overview import look_at
+from fedlesam.runs.read import find_runs, read_run
 from fedlesam.runs.runner import accuracies, execute
 from fedlesam.runs.trackers import numbers
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import fedlesam as fl
-from fedlesam import lookup
+from fedlesam import algorithms
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = ["README.md", "docs/add-a-rule.md", "docs/probes.md"]
@@ -54,7 +54,7 @@ def test_my_rule_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.delitem(sys.modules, "my_rule", raising=False)
-    algorithm = lookup.get("my_rule:my_method", rho=0.25)
+    algorithm = algorithms.get("my_rule:my_method", rho=0.25)
     assert "ScaledAscent(rho=0.25)" in repr(algorithm)
     assert Path(sys.modules["my_rule"].__file__ or "").parent == tmp_path
     del sys.modules["my_rule"]
@@ -89,8 +89,8 @@ FREE = runpy.run_path(str(ROOT / "examples" / "free_rules.py"))
 )
 def test_the_free_rules_are_their_bases_with_a_perturbation(base: str, names: list[str]) -> None:
     for name in names:
-        torch.testing.assert_close(trained(FREE[name](rho=0.0)), trained(lookup.get(base)), msg=name)
-        assert (trained(FREE[name](rho=0.3)) - trained(lookup.get(base))).abs().max() > 1e-3, name
+        torch.testing.assert_close(trained(FREE[name](rho=0.0)), trained(algorithms.get(base)), msg=name)
+        assert (trained(FREE[name](rho=0.3)) - trained(algorithms.get(base))).abs().max() > 1e-3, name
 
 
 def test_the_free_rules_at_their_limits() -> None:

@@ -16,7 +16,7 @@ from oracle import CONTROL_VARIATES, DYNAMIC, Oracle
 from torch import Tensor, nn
 from worlds import assert_same_bits, epochs, federation, mlp, samples, snapshot, states, training
 
-from fedlesam import Federation, LocalTraining, NotFinite, lookup
+from fedlesam import Federation, LocalTraining, NotFinite, algorithms
 from fedlesam.algorithms import CATALOGUE
 from fedlesam.cli import main
 from fedlesam.data import load
@@ -26,13 +26,13 @@ from fedlesam.engines.stacked import NotStackable
 from fedlesam.engines.world import WorkerLost
 from fedlesam.federation import DROPOUT, Record
 from fedlesam.report.ranking import ranking
-from fedlesam.report.read import read_run
 from fedlesam.runs import config as configs
 from fedlesam.runs.build import build
 from fedlesam.runs.compare import compare, draw, plan
 from fedlesam.runs.config import RunConfig
 from fedlesam.runs.folder import RunFolder
-from fedlesam.runs.runner import SPOKEN, NoAnswers, execute
+from fedlesam.runs.read import read_run
+from fedlesam.runs.runner import MOST_LOGGED, NoAnswers, execute
 
 UNPLUGGED = 12345.0
 """A client with this input raises."""
@@ -92,7 +92,7 @@ def plainly(record: Record) -> dict[str, Any]:
 
 
 def assert_left_out(record: Record, expected: dict[int, str]) -> None:
-    found = record.left_out or {}
+    found = record.dropped or {}
     assert list(found) == sorted(expected)
     for client, mode in expected.items():
         assert found[client].startswith(DROPOUT if mode == DROPOUT else MODES[mode][1])
@@ -177,9 +177,9 @@ def test_a_healthy_update_at_the_limit_is_kept() -> None:
     w = one.weights
     one.round([0])
     norm = float((one.weights - w).norm())
-    assert make("fedavg", clients, max_update_norm=norm * (1 + 1e-9)).round([0]).left_out is None
+    assert make("fedavg", clients, max_update_norm=norm * (1 + 1e-9)).round([0]).dropped is None
     record = make("fedavg", clients, max_update_norm=norm * (1 - 1e-9)).round([0])
-    assert record.left_out == {0: f"the update has norm {norm:.3g}, above {norm * (1 - 1e-9):g}"}
+    assert record.dropped == {0: f"the update has norm {norm:.3g}, above {norm * (1 - 1e-9):g}"}
 
 
 def test_reasons_are_one_short_line() -> None:
@@ -187,7 +187,7 @@ def test_reasons_are_one_short_line() -> None:
         raise KeyError("a" * 500 + "\nsecond line")
 
     fed = make("fedavg", Clients(), local=training(loss=loss))
-    [why] = (fed.round([2]).left_out or {}).values()
+    [why] = (fed.round([2]).dropped or {}).values()
     assert why.startswith("KeyError: 'aaa")
     assert len(why) <= 200
     assert "\n" not in why
@@ -247,7 +247,7 @@ def test_a_round_with_dropout_is_the_round_of_those_who_answer(method: str) -> N
         seen.add(len(survivors))
         record = fed.round()
         assert record.active == active
-        assert record.left_out == (dict.fromkeys(silent, DROPOUT) or None)
+        assert record.dropped == (dict.fromkeys(silent, DROPOUT) or None)
         if not survivors:
             only.state = dataclasses.replace(only.state, round=t + 1)
             continue
@@ -275,7 +275,7 @@ def test_server_state_is_the_mean_over_all_clients(method: str) -> None:
     missing = 0
     for t in range(25):
         clients.spoil(at_random(t))
-        missing += len(fed.round().left_out or {})
+        missing += len(fed.round().dropped or {})
         clients.mend()
         name = "c" if method in CONTROL_VARIATES else "h"
         zero = torch.zeros_like(fed.weights)
@@ -290,11 +290,11 @@ def test_server_state_is_the_mean_over_all_clients(method: str) -> None:
 def test_against_the_oracle(method: str) -> None:
     """Written from the mathematics, told only of those who answered."""
     settings: dict[str, Any] = {"lr": 0.2, "lr_decay": 0.9, "batch_size": 4, "weight_decay": 0.05, "clip": 0.6}
-    takes = lookup.hyperparameters(method)
+    takes = algorithms.hyperparameters(method)
     hyper = {key: value for key, value in {"rho": 0.15, "alpha": 0.3, "lam": 0.2}.items() if key in takes}
     clients = Clients()
     fed = make(
-        lookup.get(method, **hyper, lr_g=0.05 if method == "fedadam" else 1.0),  # type: ignore[arg-type]
+        algorithms.get(method, **hyper, lr_g=0.05 if method == "fedadam" else 1.0),  # type: ignore[arg-type]
         clients,
         model=mlp(),
         local=training(augment=sensor),
@@ -307,13 +307,13 @@ def test_against_the_oracle(method: str) -> None:
         clients.spoil(at_random(t))
         record = fed.round()
         clients.mend()
-        missing += len(record.left_out or {})
-        oracle.round([client for client in record.active if client not in (record.left_out or {})])
+        missing += len(record.dropped or {})
+        oracle.round([client for client in record.active if client not in (record.dropped or {})])
     assert missing > 8
-    ours, theirs = states(fed), oracle.states()
-    assert ours.keys() == theirs.keys()
+    server_state, theirs = states(fed), oracle.states()
+    assert server_state.keys() == theirs.keys()
     for name in theirs:
-        torch.testing.assert_close(ours[name].double(), theirs[name].double(), atol=1e-10, rtol=0)
+        torch.testing.assert_close(server_state[name].double(), theirs[name].double(), atol=1e-10, rtol=0)
 
 
 # Nobody answers
@@ -342,7 +342,7 @@ def test_a_round_without_survivors_keeps_everything_and_goes_on(method: str) -> 
     assert record.bytes_down > 0
     written = json.loads(json.dumps(record.as_dict(), allow_nan=False))
     assert not {"train_loss", "divergence"} & written.keys()
-    assert set(written["left_out"]) == {"1", "2", "5"}
+    assert set(written["dropped"]) == {"1", "2", "5"}
     clients.mend()
     other.state = dataclasses.replace(other.state, round=3)
     assert plainly(fed.round([0, 2, 5])) == plainly(other.round([0, 2, 5])), "with the learning rate of round 3"
@@ -354,7 +354,7 @@ def test_nobody_ever_answers() -> None:
     fed = make("fedlesam-s", clients, dropout=1.0)
     before = snapshot(fed)
     records = list(fed.run(3))
-    assert [record.left_out for record in records] == [dict.fromkeys(range(6), DROPOUT)] * 3
+    assert [record.dropped for record in records] == [dict.fromkeys(range(6), DROPOUT)] * 3
     assert [record.backward_passes for record in records] == [0, 0, 0]
     after = states(fed)
     assert int(after.pop("round")) == int(before.pop("round")) + 3
@@ -578,7 +578,7 @@ def test_the_same_bits_and_reasons_for_any_number_of_workers(
     expected, state = alone[method]
     records, found = with_failures(method, **settings)
     assert records == expected
-    reasons = {why for record in records for why in record.get("left_out", {}).values()}
+    reasons = {why for record in records for why in record.get("dropped", {}).values()}
     assert len(reasons) == 4, "dropout, an error, a loss and a buffer"
     shared = {name: tensor for name, tensor in state.items() if name in found}
     assert {name for name in state if not name.startswith("client")} <= shared.keys()
@@ -603,7 +603,7 @@ def test_a_fault_of_the_machine_in_a_worker() -> None:
             fed.round([0, 1, 2, 5])
         assert_same_bits(states(fed), before)
         clients.mend()
-        assert fed.round().left_out is None
+        assert fed.round().dropped is None
 
 
 # Run folders
@@ -642,10 +642,10 @@ def test_metrics_say_who_and_why(tmp_path: Path) -> None:
         silent = fed.draw_silent(record["round"], record["active"])
         nan = "the loss of step 0 is not finite"
         why = {i: DROPOUT if i in silent else nan for i in record["active"] if i in silent or i in (1, 4)}
-        assert record.get("left_out", {}) == {str(client): reason for client, reason in why.items()}
+        assert record.get("dropped", {}) == {str(client): reason for client, reason in why.items()}
     assert summary["state"] == "finished"
-    assert summary["left_out"] == sum(len(record.get("left_out", ())) for record in records) > 2
-    assert {why for record in records for why in record.get("left_out", {}).values()} == {DROPOUT, nan}
+    assert summary["dropped"] == sum(len(record.get("dropped", ())) for record in records) > 2
+    assert {why for record in records for why in record.get("dropped", {}).values()} == {DROPOUT, nan}
 
 
 def test_a_resumed_run_has_the_same_failures(tmp_path: Path) -> None:
@@ -670,7 +670,7 @@ def test_a_run_goes_on_where_numbers_stop_being_finite(tmp_path: Path) -> None:
     """From round 1 on everybody fails; the model stays that of round 0."""
     summary = execute(tiny(lr_decay=1e25, clip=0.0), tmp_path / "x")
     execute(tiny(lr_decay=1e25, clip=0.0, rounds=1), tmp_path / "first")
-    assert (summary["state"], summary["rounds"], summary["left_out"]) == ("finished", 4, 9)
+    assert (summary["state"], summary["rounds"], summary["dropped"]) == ("finished", 4, 9)
     assert (tmp_path / "x/model.safetensors").read_bytes() == (tmp_path / "first/model.safetensors").read_bytes()
     assert ["train_loss" in record for record in records_of(tmp_path / "x")] == [True, False, False, False]
 
@@ -682,7 +682,7 @@ def test_a_run_in_which_no_client_ever_answered(tmp_path: Path) -> None:
         with pytest.raises(NoAnswers, match="no client ever answered, so nothing was learnt; the first, ") as end:
             execute(config, tmp_path / "x", data=data)
         records = records_of(tmp_path / "x")
-        client = next(i for r in records for i, why in r["left_out"].items() if why != DROPOUT)
+        client = next(i for r in records for i, why in r["dropped"].items() if why != DROPOUT)
         assert str(end.value).endswith(f"client {client}: the loss of step 0 is not finite")
         summary = RunFolder(tmp_path / "x").read_summary()
         assert (summary["state"], summary["rounds"], summary["why"]) == ("stopped", 4, str(end.value))
@@ -693,19 +693,19 @@ def test_the_first_failure_is_named_even_if_its_reason_comes_again() -> None:
     from fedlesam.runs.runner import _check_answers
 
     records: list[dict[str, Any]] = [
-        {"left_out": {"3": DROPOUT, "5": "first"}},
-        {"left_out": {"0": "second"}},
-        {"left_out": {"1": "first"}},
+        {"dropped": {"3": DROPOUT, "5": "first"}},
+        {"dropped": {"0": "second"}},
+        {"dropped": {"1": "first"}},
     ]
     with pytest.raises(NoAnswers, match="the first, client 5: first"):
         _check_answers(records)
     _check_answers([*records, {"train_loss": 1.0}])
-    _check_answers([{"left_out": {"3": DROPOUT}}])
+    _check_answers([{"dropped": {"3": DROPOUT}}])
 
 
 def test_dropout_alone_is_what_was_asked_for(tmp_path: Path) -> None:
     summary = execute(tiny(dropout=1.0, rounds=2), tmp_path / "x")
-    assert (summary["state"], summary["left_out"], summary["backward_passes"]) == ("finished", 6, 0)
+    assert (summary["state"], summary["dropped"], summary["backward_passes"]) == ("finished", 6, 0)
     fresh = build(tiny()).federation
     from safetensors.torch import load_file
 
@@ -759,9 +759,9 @@ def test_failures_are_spoken_of_but_not_all_of_them(call: Call, tmp_path: Path, 
     assert out == ""
     assert "Traceback" not in err
     warnings = [line for line in err.splitlines() if line.startswith("warning: ")]
-    failed = [(r["round"], i, why) for r in records_of(tmp_path / "x") for i, why in r["left_out"].items()]
+    failed = [(r["round"], i, why) for r in records_of(tmp_path / "x") for i, why in r["dropped"].items()]
     assert len(failed) == 9
-    spoken = [f"warning: round {t}: client {i} is left out: {why}" for t, i, why in failed[:SPOKEN]]
+    spoken = [f"warning: round {t}: client {i} is left out: {why}" for t, i, why in failed[:MOST_LOGGED]]
     assert warnings == [*spoken, "warning: more clients are left out; all of them are in metrics.jsonl"]
     errors = [line for line in err.splitlines() if line.startswith("error: ")]
     _, first, why = failed[0]
@@ -773,8 +773,8 @@ def test_dropout_is_shown_but_not_warned_of(call: Call, tmp_path: Path) -> None:
     assert code == 0
     assert "warning" not in err
     records = records_of(tmp_path / "x")
-    assert sum(len(record.get("left_out", ())) for record in records) > 0
-    last = len(records[-1].get("left_out", ()))
+    assert sum(len(record.get("dropped", ())) for record in records) > 0
+    last = len(records[-1].get("dropped", ()))
     assert (f"{last} left out" in err) == bool(last)
     assert RunFolder(tmp_path / "x").read_config().dropout == 0.5
 
@@ -821,5 +821,5 @@ def test_what_a_run_with_dropout_costs(call: Call) -> None:
 def test_a_federation_without_failures_says_nothing() -> None:
     fed = Federation(mlp(), samples(), "fedavg", LocalTraining(loss=F.cross_entropy, epochs=1), on_client_error="drop")
     record = fed.round()
-    assert record.left_out is None
-    assert "left_out" not in record.as_dict()
+    assert record.dropped is None
+    assert "dropped" not in record.as_dict()

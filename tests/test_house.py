@@ -10,56 +10,28 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "fedlesam"
 
 ROOMS = [
-    "checks",
-    "runs.stats",
-    "disk",
-    "interrupt",
-    "lock",
-    "journal",
-    "names",
-    "space",
-    "vectors",
-    "seeds",
-    "computing",
+    "core",
     "rules",
     "algorithms",
-    "lookup",
     "models",
     "data",
-    "local",
-    "messages",
-    "descent",
-    "client",
-    "reduction",
-    "server",
-    "evaluation",
-    "store",
     "engines",
     "federation",
-    "config",
-    "evaluated",
-    "checkpoint",
-    "costs",
-    "runs",
-    "overview",
-    "build",
     "probes",
-    "runner",
-    "trackers",
+    "runs",
     "report",
-    "compare",
-    "runs.sweep",
-    "runs.job",
-    "runs.tune",
     "flower",
     "cli",
     "__main__",
     "__init__",
 ]
-"""From the ground up, modules and packages: a room may import from rooms above it in this list, never from below."""
+"""From the ground up: a room may import from rooms above it in this list, never from below."""
 
-CORE = ["rules", "algorithms.py", "client.py", "server.py"]
-CORE_LINES = 700
+MOST_ROOMS = 12
+"""Files and folders in the package, private ones included, `__*` not."""
+
+CORE = ["rules", "algorithms.py", "core/slots.py", "core/client.py", "core/server.py"]
+CORE_LINES = 950
 
 
 def name_of(path: Path) -> str:
@@ -83,7 +55,7 @@ def target(module: str, name: str | None = None) -> str | None:
 
 
 def absolute(node: ast.ImportFrom, importer: str) -> str:
-    """The module of a `from` import, with leading dots resolved."""
+    """The module of a `from` import, with release_workers_on_error dots resolved."""
     if not node.level:
         return node.module or ""
     path = FILES[importer]
@@ -129,10 +101,10 @@ def test_no_circles_inside_a_room() -> None:
 
 def test_imports_are_seen() -> None:
     """The reader of imports itself: it would pass everything if it found nothing."""
-    found = imports("client", ast.walk(ast.parse(FILES["client"].read_text())))
-    assert {"seeds", "algorithms", "checks", "data.batches", "descent", "rules.base"} <= found
-    source = "import fedlesam.federation\nfrom fedlesam import data, Record\ndef f():\n    from .data import batches"
-    assert imports("client", ast.walk(ast.parse(source))) == {"federation", "data", "__init__", "data.batches"}
+    found = imports("core.client", ast.walk(ast.parse(FILES["core.client"].read_text())))
+    assert {"core.seeds", "core.checks", "core.batches", "core.slots"} <= found
+    source = "import fedlesam.federation\nfrom fedlesam import data, Record\ndef f():\n    from .data import splits"
+    assert imports("algorithms", ast.walk(ast.parse(source))) == {"federation", "data", "__init__", "data.splits"}
 
 
 def test_the_core_stays_small() -> None:

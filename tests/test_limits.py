@@ -4,11 +4,18 @@ import pytest
 import torch
 from worlds import SCHEDULE, federation, play, samples, states, training
 
-from fedlesam import lookup
+from fedlesam import algorithms
 from fedlesam.algorithms import Algorithm, fedavg, feddyn, fedlesam, fedprox, freesam, scaffold
-from fedlesam.rules.correction import ClientMomentum, ControlVariates, DynamicRegulariser
-from fedlesam.rules.perturbation import GlobalAscent, LocalAscent
-from fedlesam.rules.server import Adam, Average, Dynamic
+from fedlesam.rules import (
+    Adam,
+    Average,
+    ClientMomentum,
+    ControlVariates,
+    Dynamic,
+    DynamicRegulariser,
+    GlobalAscent,
+    LocalAscent,
+)
 
 WITHOUT_RHO: dict[str, str | Algorithm] = {
     "fedsam": "fedavg",
@@ -34,7 +41,7 @@ WITHOUT_RHO: dict[str, str | Algorithm] = {
 @pytest.mark.parametrize("method", WITHOUT_RHO)
 def test_without_rho_the_base_is_left(method: str, scope: str) -> None:
     local = training(clip_scope=scope)
-    one = play(federation(lookup.get(method, rho=0.0), local=local))
+    one = play(federation(algorithms.get(method, rho=0.0), local=local))
     other = play(federation(WITHOUT_RHO[method], local=local))
     assert torch.equal(one.weights, other.weights)
     for slot in ("correction", "server"):
@@ -46,19 +53,19 @@ def test_without_rho_the_base_is_left(method: str, scope: str) -> None:
 def test_every_method_with_rho_is_listed() -> None:
     from fedlesam.algorithms import CATALOGUE
 
-    assert {name for name in CATALOGUE if "rho" in lookup.hyperparameters(name)} == set(WITHOUT_RHO)
+    assert {name for name in CATALOGUE if "rho" in algorithms.hyperparameters(name)} == set(WITHOUT_RHO)
 
 
 @pytest.mark.parametrize(
     ("one", "other"),
     [
-        (lookup.get("fedcm", alpha=1.0), fedavg()),
-        (lookup.get("mofedsam", alpha=1.0, rho=0.2), lookup.get("fedsam", rho=0.2)),
-        (lookup.get("fedlesam-m", alpha=1.0, rho=0.2), fedlesam(rho=0.2)),
+        (algorithms.get("fedcm", alpha=1.0), fedavg()),
+        (algorithms.get("mofedsam", alpha=1.0, rho=0.2), algorithms.get("fedsam", rho=0.2)),
+        (algorithms.get("fedlesam-m", alpha=1.0, rho=0.2), fedlesam(rho=0.2)),
         (fedprox(prox=0.0), fedavg()),
         (feddyn(lam=0.0), Algorithm(server=Dynamic())),
         (Algorithm(correction=DynamicRegulariser(0.0)), fedavg()),
-        (lookup.get("fedlesam-d", lam=0.0), Algorithm(GlobalAscent(0.1), server=Dynamic())),
+        (algorithms.get("fedlesam-d", lam=0.0), Algorithm(GlobalAscent(0.1), server=Dynamic())),
         (Algorithm(LocalAscent(0.1), ClientMomentum(1.0), Adam()), Algorithm(LocalAscent(0.1), server=Adam())),
     ],
     ids=lambda algorithm: repr(algorithm),
@@ -100,7 +107,7 @@ def test_a_single_client_needs_no_control_variate() -> None:
     assert float(one.state.correction["c"].norm()) > 0.01
 
 
-@pytest.mark.parametrize(("method", "base"), [(freesam, fedavg), (lookup.find("freesam-s"), scaffold)])
+@pytest.mark.parametrize(("method", "base"), [(freesam, fedavg), (algorithms.find("freesam-s"), scaffold)])
 def test_one_step_a_round_has_no_previous_step(method: type[Algorithm], base: type[Algorithm]) -> None:
     local = training(epochs=1, batch_size=100)
     one, other = federation(method(rho=0.5), local=local), federation(base(), local=local)

@@ -10,7 +10,7 @@ from oracle import Oracle
 from torch import Tensor
 from worlds import SCHEDULE, epochs, federation, mlp, play, samples, states, training
 
-from fedlesam import lookup
+from fedlesam import algorithms
 from fedlesam.algorithms import CATALOGUE
 
 SCOPES = ("loss", "corrected")
@@ -20,7 +20,7 @@ HYPER = {"rho": 0.15, "alpha": 0.3, "lam": 0.2, "prox": 0.12}
 
 def hyper_of(method: str) -> dict[str, float]:
     """Values that differ from the defaults, for what the method takes."""
-    takes = lookup.hyperparameters(method)
+    takes = algorithms.hyperparameters(method)
     chosen = {key: value for key, value in HYPER.items() if key in takes}
     return chosen | {"lr_g": 0.05 if method == "fedadam" else 1.0}
 
@@ -47,7 +47,7 @@ def assert_agree(ours: Mapping[str, Tensor], oracle: Mapping[str, Tensor], toler
 @pytest.mark.parametrize("method", CATALOGUE)
 def test_double_precision(method: str, scope: str) -> None:
     oracle = truth(method, scope)
-    fed = federation(lookup.get(method, **hyper_of(method)), local=training(clip_scope=scope))
+    fed = federation(algorithms.get(method, **hyper_of(method)), local=training(clip_scope=scope))
     assert_agree(states(play(fed)), oracle.states(), 1e-10)
 
 
@@ -55,7 +55,7 @@ def test_double_precision(method: str, scope: str) -> None:
 @pytest.mark.parametrize("method", CATALOGUE)
 def test_single_precision(method: str, scope: str) -> None:
     """Weights only: the other state is divided by lr, and so are its rounding errors."""
-    fed = federation(lookup.get(method, **hyper_of(method)), dtype=torch.float32, local=training(clip_scope=scope))
+    fed = federation(algorithms.get(method, **hyper_of(method)), dtype=torch.float32, local=training(clip_scope=scope))
     weights = play(fed).weights
     assert weights.dtype == torch.float32
     expected = truth(method, scope, draws=torch.float32).states()["weights"]
@@ -72,7 +72,7 @@ def test_the_clip_was_active(method: str, scope: str) -> None:
 @pytest.mark.parametrize("method", CATALOGUE)
 def test_the_clip_scope_matters(method: str) -> None:
     one, other = (truth(method, scope).states()["weights"] for scope in SCOPES)
-    corrected = type(lookup.get(method).correction).__name__ != "NoCorrection"
+    corrected = type(algorithms.get(method).correction).__name__ != "NoCorrection"
     assert (float((one - other).abs().max()) > 1e-3) == corrected
 
 
@@ -91,7 +91,7 @@ def test_momentum(method: str) -> None:
     )
     for active in SCHEDULE[:4]:
         oracle.round(active)
-    fed = federation(lookup.get(method, **hyper_of(method)), local=training(momentum=0.6))
+    fed = federation(algorithms.get(method, **hyper_of(method)), local=training(momentum=0.6))
     assert_agree(states(play(fed, SCHEDULE[:4])), oracle.states(), 1e-10)
 
 
@@ -111,7 +111,7 @@ def test_weighting_by_examples(method: str) -> None:
     )
     for active in SCHEDULE[:4]:
         oracle.round(active)
-    fed = federation(lookup.get(method, **hyper_of(method)), weighting="examples")
+    fed = federation(algorithms.get(method, **hyper_of(method)), weighting="examples")
     assert_agree(states(play(fed, SCHEDULE[:4])), oracle.states(), 1e-10)
 
 
@@ -122,7 +122,7 @@ def test_global_learning_rate(method: str, lr_g: float) -> None:
     oracle = Oracle(method, mlp(), samples(), epochs, seed=7, clip_scope="loss", **{**SETTINGS, **hyper})
     for active in SCHEDULE[:4]:
         oracle.round(active)
-    assert_agree(states(play(federation(lookup.get(method, **hyper)), SCHEDULE[:4])), oracle.states(), 1e-10)
+    assert_agree(states(play(federation(algorithms.get(method, **hyper)), SCHEDULE[:4])), oracle.states(), 1e-10)
 
 
 @pytest.mark.parametrize("reference", ["received", "previous-round"])
@@ -133,4 +133,4 @@ def test_the_other_references_and_directions(method: str, direction: str, refere
     oracle = Oracle(method, mlp(), samples(), epochs, seed=7, clip_scope="loss", **{**SETTINGS, **hyper})
     for active in SCHEDULE[:5]:
         oracle.round(active)
-    assert_agree(states(play(federation(lookup.get(method, **hyper)), SCHEDULE[:5])), oracle.states(), 1e-10)
+    assert_agree(states(play(federation(algorithms.get(method, **hyper)), SCHEDULE[:5])), oracle.states(), 1e-10)

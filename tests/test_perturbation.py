@@ -13,22 +13,35 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from worlds import SCHEDULE, epochs, federation, mlp, play, samples, states, steps_in, training
 
-from fedlesam import lookup
+from fedlesam import algorithms
 from fedlesam.algorithms import CATALOGUE, Algorithm
-from fedlesam.core.client import Step
-from fedlesam.core.descent import Descent
-from fedlesam.core.messages import Answer
-from fedlesam.rules.base import State
-from fedlesam.rules.correction import ControlVariates, Correction, DynamicRegulariser, NoCorrection
-from fedlesam.rules.perturbation import CorrectedAscent, GlobalAscent, LocalAscent, Perturbation, PreviousStepAscent
-from fedlesam.rules.server import Average, Dynamic, ServerRule
+from fedlesam.core import client as local_loop
+from fedlesam.core.client import LocalStep
+from fedlesam.core.messages import ClientResult
+from fedlesam.rules import (
+    AffineStep,
+    Average,
+    ControlVariates,
+    CorrectedAscent,
+    Correction,
+    Dynamic,
+    DynamicRegulariser,
+    GlobalAscent,
+    LocalAscent,
+    NoCorrection,
+    Perturbation,
+    PreviousStepAscent,
+    ServerRule,
+    State,
+    Step,
+)
 
 OLD, NEW = torch.tensor([1.0, 2.0, 3.0, 4.0]), torch.tensor([0.0, 2.0, 5.0, 2.0])
 
 
 def test_direction_sign_and_norm() -> None:
     """From the new global model back to the old one, norm rho over all entries."""
-    e = GlobalAscent(0.6).constant(NEW, {"old": OLD}, {})
+    e = GlobalAscent(0.6).round_perturbation(NEW, {"old": OLD}, {})
     assert e is not None
     torch.testing.assert_close(e, 0.6 * torch.tensor([1.0, 0.0, -2.0, 2.0]) / 3)
     assert torch.equal(OLD, torch.tensor([1.0, 2.0, 3.0, 4.0]))
@@ -36,19 +49,25 @@ def test_direction_sign_and_norm() -> None:
 
 
 def test_first_participation() -> None:
-    assert GlobalAscent(0.6).constant(NEW, {}, {}) is None
-    origin = GlobalAscent(0.6, first="origin").constant(NEW, {}, {})
+    assert GlobalAscent(0.6).round_perturbation(NEW, {}, {}) is None
+    origin = GlobalAscent(0.6, first="origin").round_perturbation(NEW, {}, {})
     assert origin is not None
     torch.testing.assert_close(origin, -0.6 * NEW / NEW.norm())
-    known = GlobalAscent(0.6, first="origin").constant(NEW, {"old": OLD}, {})
-    assert torch.equal(known, GlobalAscent(0.6).constant(NEW, {"old": OLD}, {}))
+    known = GlobalAscent(0.6, first="origin").round_perturbation(NEW, {"old": OLD}, {})
+    assert torch.equal(known, GlobalAscent(0.6).round_perturbation(NEW, {"old": OLD}, {}))
 
 
 @pytest.mark.parametrize("first", ["none", "origin"])
 def test_zero_norm_means_no_perturbation(first: str) -> None:
-    assert GlobalAscent(0.6, first).constant(NEW, {"old": NEW.clone()}, {}) is None
-    assert GlobalAscent(0.6, first).constant(torch.zeros(4), {"old": torch.zeros(4)}, {}) is None
-    assert GlobalAscent(0.6, "origin").constant(torch.zeros(4), {}, {}) is None
+    none = torch.zeros(4)
+    for rule, anchor, known in (
+        (GlobalAscent(0.6, first), NEW, {"old": NEW.clone()}),
+        (GlobalAscent(0.6, first), none, {"old": none.clone()}),
+        (GlobalAscent(0.6, "origin"), none, {}),
+    ):
+        e = rule.round_perturbation(anchor, known, {})
+        assert e is not None
+        assert torch.equal(e, none)
 
 
 def test_first_origin_against_the_oracle() -> None:
@@ -63,14 +82,14 @@ def test_first_origin_against_the_oracle() -> None:
     assert not torch.allclose(fed.weights, play(federation(Algorithm(GlobalAscent(0.15))), SCHEDULE[:4]).weights)
 
 
-def first_step(fed: Any, client: int) -> Step:
+def first_step(fed: Any, client: int) -> LocalStep:
     return next(steps_in(fed, client))
 
 
 @pytest.mark.parametrize("method", ["fedlesam", "fedlesam-s", "fedlesam-d", "fedlesam-m"])
 def test_the_last_active_round_counts(method: str) -> None:
     """Client 0 is active in rounds 0 and 3: its old model is round 0's, not round 2's."""
-    fed = federation(lookup.get(method, rho=0.3))
+    fed = federation(algorithms.get(method, rho=0.3))
     received = []
     for active in ([0, 1], [1, 2], [2]):
         received.append(fed.weights)
@@ -87,7 +106,7 @@ def test_the_last_active_round_counts(method: str) -> None:
 
 
 def test_the_perturbation_is_the_same_at_every_step_of_a_round() -> None:
-    fed = play(federation(lookup.get("fedlesam", rho=0.3)), SCHEDULE[:3])
+    fed = play(federation(algorithms.get("fedlesam", rho=0.3)), SCHEDULE[:3])
     directions = [step.e.clone() for step in steps_in(fed, 4) if step.e is not None]
     assert len(directions) > 4
     assert all(torch.equal(directions[0], e) for e in directions)
@@ -134,16 +153,16 @@ class DirectForm(Perturbation):
     gradient = "previous"
     rho: float = 0.1
 
-    def begin(self, anchor: Tensor, mine: State) -> State:
-        if "old" not in mine:
+    def begin(self, anchor: Tensor, client_state: State) -> State:
+        if "old" not in client_state:
             return {"e": torch.zeros_like(anchor)}
-        back = mine["old"] - anchor
+        back = client_state["old"] - anchor
         return {"e": self.rho * back / back.norm()}
 
-    def ascend(self, gradient: Tensor, weights: Tensor, mine: State, ours: State) -> Tensor:
-        return mine["e"]
+    def ascend(self, gradient: Tensor, step: Step) -> Tensor:
+        return step.client_state["e"]
 
-    def remember(self, anchor: Tensor, mine: State) -> State:
+    def next_client_state(self, anchor: Tensor, client_state: State) -> State:
         return {"old": anchor}
 
 
@@ -162,13 +181,13 @@ def test_the_shifted_form_is_the_direct_form(
         play(federation(Algorithm(rule, correction, server), local=local), SCHEDULE)
         for rule in (GlobalAscent(0.3), DirectForm(rho=0.3))
     )
-    mine, theirs = states(shifted), states(direct)
-    assert mine.keys() == theirs.keys()
-    for name in mine:
-        torch.testing.assert_close(mine[name], theirs[name], atol=1e-10, rtol=0)
+    client_state, theirs = states(shifted), states(direct)
+    assert client_state.keys() == theirs.keys()
+    for name in client_state:
+        torch.testing.assert_close(client_state[name], theirs[name], atol=1e-10, rtol=0)
 
 
-def counted(steps: Generator[Step, None, Answer]) -> Counter[str]:
+def counted(steps: Generator[LocalStep, None, ClientResult]) -> Counter[str]:
     """The operations of two local steps, by name."""
     next(steps)
     next(steps)
@@ -236,14 +255,14 @@ def test_a_step_allocates_nothing_but_autograds_gradients(
     fed = play(federation(method, model=model, clients=clients, local=local), [[0, 1], [0]])
 
     inside: list[int] = []
-    original = Descent.__call__
+    original = local_loop.move
 
-    def watched(self: Descent, gradients: list[Tensor]) -> None:
+    def watched(r: local_loop.ClientRound) -> None:
         with Allocations(2 * WIDE) as mode:
-            original(self, gradients)
+            original(r)
         inside.append(len(mode.kept))
 
-    monkeypatch.setattr(Descent, "__call__", watched)
+    monkeypatch.setattr(local_loop, "move", watched)
     steps = steps_in(fed, 1)
     next(steps)
     next(steps)
@@ -264,11 +283,15 @@ def test_the_allocation_counter_sees_a_temporary() -> None:
     assert len(mode.kept) == 2
 
 
+def at(weights: Tensor, client_state: State | None = None, server_state: State | None = None) -> Step:
+    return Step(weights, weights, 0, AffineStep(), client_state or {}, server_state or {})
+
+
 def test_local_ascent() -> None:
     g = torch.tensor([3.0, 4.0], dtype=torch.float64)
-    e = LocalAscent(0.5).ascend(g.clone(), g, {}, {})
+    e = LocalAscent(0.5).ascend(g.clone(), at(g))
     torch.testing.assert_close(e, 0.5 * g / (5 + 1e-7), atol=1e-16, rtol=0)
-    assert torch.equal(LocalAscent(0.5).ascend(torch.zeros(2), g, {}, {}), torch.zeros(2))
+    assert torch.equal(LocalAscent(0.5).ascend(torch.zeros(2), at(g)), torch.zeros(2))
 
 
 def test_corrected_ascent_updates_mu_with_the_new_e() -> None:
@@ -276,16 +299,16 @@ def test_corrected_ascent_updates_mu_with_the_new_e() -> None:
     g, s = torch.tensor([3.0, 4.0], dtype=torch.float64), torch.tensor([1.0, 0.5], dtype=torch.float64)
     before = torch.tensor([0.2, -0.3], dtype=torch.float64)
     kept = {"mu": before.clone()}
-    mine = rule.begin(g, kept)
-    e = rule.ascend(g.clone(), g, mine, {"s": s})
+    client_state = rule.begin(g, kept)
+    e = rule.ascend(g.clone(), at(g, client_state, {"s": s}))
     q = g - before - s
     torch.testing.assert_close(e, 0.5 * q / (q.norm() + 1e-7), atol=1e-15, rtol=0)
-    torch.testing.assert_close(mine["mu"], before + e - s, atol=1e-15, rtol=0)
+    torch.testing.assert_close(client_state["mu"], before + e - s, atol=1e-15, rtol=0)
     assert torch.equal(kept["mu"], before)
 
 
 def test_previous_step_ascent_starts_at_zero() -> None:
-    assert torch.equal(PreviousStepAscent(0.5).ascend(torch.zeros(3), OLD, {}, {}), torch.zeros(3))
+    assert torch.equal(PreviousStepAscent(0.5).ascend(torch.zeros(3), at(OLD)), torch.zeros(3))
     assert PreviousStepAscent(0.5).passes == 1
 
 
@@ -293,15 +316,15 @@ def test_previous_step_ascent_starts_at_zero() -> None:
 class ScalarConstant(Perturbation):
     """The released code's mistake: one number for a whole tensor."""
 
-    def constant(self, anchor: Tensor, mine: State, ours: State) -> Tensor:
+    def round_perturbation(self, anchor: Tensor, client_state: State, server_state: State) -> Tensor:
         return torch.tensor(0.1, dtype=anchor.dtype)
 
 
 @dataclass(frozen=True)
 class ScalarAscent(Perturbation):
-    gradient = "here"
+    gradient = "current"
 
-    def ascend(self, gradient: Tensor, weights: Tensor, mine: State, ours: State) -> Tensor:
+    def ascend(self, gradient: Tensor, step: Step) -> Tensor:
         return gradient.sum()
 
 

@@ -5,22 +5,21 @@ import torch
 from worlds import SCHEDULE, assert_same_bits, federation, mlp, play, snapshot, steps_in, training
 
 from fedlesam.algorithms import Algorithm
+from fedlesam.core.slots import TensorSpec
 from fedlesam.federation import Federation
 from fedlesam.probes.estimate import constant_perturbations
-from fedlesam.rules.controls import RandomRoundAscent, RandomStepAscent, ReleasedAscent
-from fedlesam.rules.correction import ControlVariates
-from fedlesam.rules.perturbation import GlobalAscent
+from fedlesam.rules import ControlVariates, GlobalAscent, RandomRoundAscent, RandomStepAscent, ReleasedAscent
 
 
 def test_the_released_perturbation_by_hand() -> None:
     """Three tensors of 1, 3 and 2 entries; G = (1, -4, 3, ...), so the shifts are -.5 * (1, -4, 3) / (8 + 1e-7)."""
-    rule = ReleasedAscent(0.5).shaped([1, 3, 2])
+    rule = ReleasedAscent(0.5).for_model([TensorSpec(str(n), torch.Size([n])) for n in (1, 3, 2)])
     old, anchor = torch.zeros(6).double(), torch.tensor([1.0, -4.0, 3.0, 70.0, 80.0, 90.0]).double()
-    e = rule.constant(anchor, {}, {"old": old})
+    e = rule.round_perturbation(anchor, {}, {"old": old})
     assert e is not None
     shifts = torch.tensor([-1.0, 4.0, 4.0, 4.0, -3.0, -3.0]).double() * 0.5 / (8 + 1e-7)
     torch.testing.assert_close(e, shifts, atol=1e-15, rtol=0)
-    assert rule.constant(anchor, {}, {}) is None, "nothing in the first round"
+    assert rule.round_perturbation(anchor, {}, {}) is None, "nothing in the first round"
 
 
 def test_the_released_perturbation_knows_the_tensors_of_the_model() -> None:
@@ -38,7 +37,9 @@ def test_the_released_perturbation_knows_the_tensors_of_the_model() -> None:
 
 def test_ahead_is_the_opposite_of_back() -> None:
     anchor, old = torch.tensor([3.0, 4.0]), torch.zeros(2)
-    back, ahead = (GlobalAscent(0.5, direction=d).constant(anchor, {"old": old}, {}) for d in ("back", "ahead"))
+    back, ahead = (
+        GlobalAscent(0.5, direction=d).round_perturbation(anchor, {"old": old}, {}) for d in ("back", "ahead")
+    )
     assert back is not None
     assert ahead is not None
     torch.testing.assert_close(back, torch.tensor([-0.3, -0.4]))
@@ -92,8 +93,8 @@ def test_the_estimate_looks_at_the_direction_that_will_be_used() -> None:
 
 
 def test_released_control_variates_turn_a_tenth() -> None:
-    ours, mine = {"c": torch.tensor([3.0, 1.0])}, {"c": torch.tensor([1.0, 2.0])}
-    turn = ControlVariates(scale=0.1).prepare(torch.zeros(2), mine, ours)
+    server_state, client_state = {"c": torch.tensor([3.0, 1.0])}, {"c": torch.tensor([1.0, 2.0])}
+    turn = ControlVariates(scale=0.1).prepare(torch.zeros(2), client_state, server_state)
     assert turn.bias is not None
     torch.testing.assert_close(turn.bias, torch.tensor([0.2, -0.1]))
 

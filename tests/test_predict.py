@@ -19,6 +19,7 @@ from worlds import federation, samples, training
 
 from fedlesam import Federation, LocalTraining
 from fedlesam.algorithms import CATALOGUE
+from fedlesam.core.space import size
 from fedlesam.runs import config as configs
 from fedlesam.runs import costs
 from fedlesam.runs.build import build, place
@@ -26,7 +27,6 @@ from fedlesam.runs.config import RunConfig
 from fedlesam.runs.costs import PROCESS_BYTES, Prediction, anchors_alive, check_fits, predict
 from fedlesam.runs.folder import RunFolder
 from fedlesam.runs.runner import execute
-from fedlesam.space import size
 
 GB = 10**9
 

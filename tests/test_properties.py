@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from oracle import CONTROL_VARIATES, DYNAMIC, GLOBAL_ASCENT, Oracle
 from worlds import assert_same_bits, federation, mlp, play, samples, states
 
-from fedlesam import lookup
+from fedlesam import algorithms
 from fedlesam.algorithms import CATALOGUE
 from fedlesam.core.local import LocalTraining
 from fedlesam.federation import Federation
@@ -29,11 +29,11 @@ class World:
         return self.epochs[(round + client) % len(self.epochs)]
 
     def algorithm(self, method: str) -> dict[str, float]:
-        return {key: value for key, value in self.hyper.items() if key in lookup.hyperparameters(method)}
+        return {key: value for key, value in self.hyper.items() if key in algorithms.hyperparameters(method)}
 
     def federation(self, method: str, shuffled: bool = False) -> Federation:
         fed = federation(
-            lookup.get(method, **self.algorithm(method)),
+            algorithms.get(method, **self.algorithm(method)),
             model=mlp(self.widths, seed=self.seed),
             clients=samples(self.sizes, self.widths[0], self.widths[-1], seed=self.seed),
             seed=self.seed,
@@ -155,7 +155,7 @@ def test_fedlesam_looks_at_distance_rho(method: str, world: World) -> None:
     oracle, fed = world.oracle(method), world.federation(method)
     rho = world.hyper["rho"]
     for client, memory in fed.memories.items():
-        e = fed.algorithm.perturbation.constant(fed.state.weights, memory.perturbation, {})
+        e = fed.algorithm.perturbation.round_perturbation(fed.state.weights, memory.perturbation, {})
         old = torch.cat([t.reshape(-1) for t in oracle.old_i[client].values()])
         assert e is not None
         assert abs(float(e.norm()) - rho) < 1e-13

@@ -28,7 +28,7 @@ def test_seeds_stay_what_they_are() -> None:
 
 def test_global_generators_are_given_back_after_an_error() -> None:
     before = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()  # noqa: NPY002
-    with pytest.raises(RuntimeError), seeds.untouched(CPU):
+    with pytest.raises(RuntimeError), seeds.preserve_rng(CPU):
         seeds.reseed_everything(5, CPU)
         one = random.random(), np.random.rand(), float(torch.rand(()))  # noqa: NPY002
         seeds.reseed_everything(5, CPU)

@@ -13,23 +13,22 @@ from torch import Tensor, nn
 from worlds import SCHEDULE, answer_of, assert_same_bits, federation, play, samples, training
 
 from fedlesam import NotFinite
-from fedlesam.core.messages import Answer, Memory
+from fedlesam.core.messages import ClientResult, Memory
 from fedlesam.core.reduction import CHUNK, MOST, RANGE, ExactSum, Reduction
-from fedlesam.rules.base import LocalResult, RoundResult
-from fedlesam.rules.correction import ClientMomentum, ControlVariates, DynamicRegulariser
-from fedlesam.rules.server import Adam, Average, Dynamic
+from fedlesam.core.slots import LocalResult, RoundResult
+from fedlesam.rules import Adam, Average, ClientMomentum, ControlVariates, Dynamic, DynamicRegulariser
 
 
 def answer(
     client: int, update: list[float], examples: int = 1, steps: int = 1, buffers: dict[str, Tensor] | None = None
-) -> Answer:
+) -> ClientResult:
     """One client's answer, with an upload in every slot."""
     d = torch.tensor(update)
     uploads = {"mu": 2 * d}, {"change": 4 * d}
-    return Answer(client, examples, LocalResult(d, steps, 0.1), float(client), *uploads, buffers or {}, Memory())
+    return ClientResult(client, examples, LocalResult(d, steps, 0.1), float(client), *uploads, buffers or {}, Memory())
 
 
-def reduced(answers: list[Answer], by_examples: bool = False) -> Reduction:
+def reduced(answers: list[ClientResult], by_examples: bool = False) -> Reduction:
     weight = sum(one.examples for one in answers) if by_examples else len(answers)
     reduction = Reduction(0, weight, by_examples=by_examples)
     for one in answers:
@@ -139,9 +138,9 @@ def test_no_sum_can_wrap(sign: int, examples: int) -> None:
     limit = RANGE if by_examples else RANGE / asked
     largest = sign * math.nextafter(limit, 0)
 
-    def alone(client: int, d: float) -> Answer:
+    def alone(client: int, d: float) -> ClientResult:
         result = LocalResult(torch.tensor([d, 0.0], dtype=torch.float64), 1, 0.1)
-        return Answer(client, examples, result, 0.0, {}, {}, {}, Memory())
+        return ClientResult(client, examples, result, 0.0, {}, {}, {}, Memory())
 
     reduction = Reduction(3, asked * examples, by_examples=by_examples)
     with pytest.raises(NotFinite, match=f"round 3, client 7: update has an entry of .*{TOO_LARGE}"):
@@ -163,7 +162,7 @@ def test_many_examples_cost_neither_range_nor_resolution(examples: list[int], mi
     for client, size in enumerate(examples):
         d = torch.randn(4, generator=draw, dtype=torch.float64)
         d[3] = limit
-        answers.append(Answer(client, size, LocalResult(d, 1, 0.1), 0.0, {}, {}, {}, Memory()))
+        answers.append(ClientResult(client, size, LocalResult(d, 1, 0.1), 0.0, {}, {}, {}, Memory()))
     one = reduced(answers, by_examples=True).mean_update(torch.float64)
     mix.shuffle(answers)
     assert torch.equal(one, reduced(answers, by_examples=True).mean_update(torch.float64))
@@ -195,7 +194,7 @@ def test_many_examples_and_large_weights() -> None:
     }
     fed = federation("fedavg", weighting="examples", **settings)
     for _ in range(3):
-        assert fed.round().left_out is None
+        assert fed.round().dropped is None
     torch.testing.assert_close(fed.weights, true.view(-1), atol=0.1, rtol=0)
 
 
@@ -324,16 +323,16 @@ def test_server_side_of_the_corrections() -> None:
 
 def test_client_side_of_the_corrections() -> None:
     done = LocalResult(torch.tensor([2.0, -4.0]), steps=4, lr=0.5)
-    ours, mine = {"c": torch.tensor([1.0, 3.0])}, {"c": torch.tensor([0.5, 0.5])}
+    server_state, client_state = {"c": torch.tensor([1.0, 3.0])}, {"c": torch.tensor([0.5, 0.5])}
     variates = ControlVariates()
-    assert variates.prepare(torch.zeros(2), mine, ours).bias.tolist() == [0.5, 2.5]
-    after = variates.remember(mine, ours, done)
+    assert variates.prepare(torch.zeros(2), client_state, server_state).bias.tolist() == [0.5, 2.5]
+    after = variates.next_client_state(client_state, server_state, done)
     assert after["c"].tolist() == [-1.5, -0.5]
-    assert variates.upload(mine, after)["change"].tolist() == [-2.0, -1.0]
+    assert variates.upload(client_state, after)["change"].tolist() == [-2.0, -1.0]
     dynamic = DynamicRegulariser(0.5)
     turn = dynamic.prepare(torch.tensor([1.0, 2.0]), {"h": torch.tensor([3.0, 3.0])}, {})
     assert (turn.gain, turn.pull, turn.bias.tolist()) == (1.0, 0.5, [1.0, 0.5])
-    assert dynamic.remember({"h": torch.tensor([3.0, 3.0])}, {}, done)["h"].tolist() == [5.0, -1.0]
+    assert dynamic.next_client_state({"h": torch.tensor([3.0, 3.0])}, {}, done)["h"].tolist() == [5.0, -1.0]
 
 
 def test_nothing_is_changed_in_place() -> None:

@@ -151,7 +151,7 @@ def test_samples_that_are_made_blame_no_learning_rate(workers: int) -> None:
 
 def test_a_client_to_be_dropped_may_have_them() -> None:
     fed = federation("fedavg", clients=[(X, Y), (spoilt(X, 4), Y)], on_client_error="drop")
-    assert fed.round().left_out is not None
+    assert fed.round().dropped is not None
 
 
 # Settings

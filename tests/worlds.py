@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from fedlesam.algorithms import Algorithm
 from fedlesam.core import seeds
 from fedlesam.core.batches import ClientData
-from fedlesam.core.client import Step, finish, local_update
+from fedlesam.core.client import LocalStep, drain, local_update
 from fedlesam.core.flat_model import FlatModel
 from fedlesam.core.local import LocalTraining
-from fedlesam.core.messages import Answer, Memory
+from fedlesam.core.messages import ClientResult, Memory
 from fedlesam.federation import Federation
 
 SIZES = (7, 12, 5, 9, 16, 3)
@@ -94,13 +94,13 @@ def play(fed: Federation, schedule: Sequence[Sequence[int]] = SCHEDULE) -> Feder
     return fed
 
 
-def answer_of(fed: Federation, client: int) -> Answer:
+def answer_of(fed: Federation, client: int) -> ClientResult:
     """What a client would answer now, computed beside the federation."""
-    with seeds.untouched(torch.device("cpu")):
-        return finish(steps_in(fed, client))
+    with seeds.preserve_rng(torch.device("cpu")):
+        return drain(steps_in(fed, client))
 
 
-def steps_in(fed: Federation, client: int, flat: FlatModel | None = None) -> Generator[Step, None, Answer]:
+def steps_in(fed: Federation, client: int, flat: FlatModel | None = None) -> Generator[LocalStep, None, ClientResult]:
     """The local loop of one client in the federation's next round, on a model of its own."""
     return local_update(
         flat or FlatModel(copy.deepcopy(fed.model)),

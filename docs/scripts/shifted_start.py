@@ -12,18 +12,18 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import fedlesam as fl
-from fedlesam.rules.base import State
-from fedlesam.rules.perturbation import Ascent, GlobalAscent
+from fedlesam.core.slots import State
+from fedlesam.rules import Ascent, GlobalAscent
 
 
 @dataclass(frozen=True)
 class AddedEveryStep(Ascent):
     """FedLESAM's e, looked up once a round and added at every step, as the algorithm is printed."""
 
-    gradient = "here"
+    gradient = "current"
 
     def begin(self, anchor: Tensor, mine: State) -> State:
-        e = GlobalAscent(self.rho).constant(anchor, mine, {})
+        e = GlobalAscent(self.rho).round_perturbation(anchor, mine, {})
         return {"e": torch.zeros_like(anchor) if e is None else e}
 
     def ascend(self, gradient: Tensor, weights: Tensor, mine: State, ours: State) -> Tensor:

@@ -84,6 +84,7 @@ def show_comparison(
 ) -> None:
     from fedlesam.cli.show import Display
     from fedlesam.cli.show_ranking import print_gains, print_ranking
+    from fedlesam.report import pictures
     from fedlesam.report.ranking import ranking
     from fedlesam.report.write import write_report
     from fedlesam.runs import compare as comparison
@@ -113,7 +114,7 @@ def show_comparison(
     except KeyboardInterrupt:
         display.say(f"interrupted: what was done is in {out}; the same command goes on with it")
         raise
-    pictures = comparison.draw(runs, out)
+    drawn = pictures.comparison(runs, out)
     report = out / "report.html"
     write_report(runs, report)
     rows = ranking(runs)
@@ -123,7 +124,7 @@ def show_comparison(
     elif not quiet:
         print_ranking(rows, on)
         print_gains(rows, runs[0].method)
-        for picture in pictures:
+        for picture in drawn:
             click.echo(f"picture: {picture}")
         click.echo(f"runs: {out}")
         click.echo(f"report: {report}")

@@ -29,9 +29,9 @@ def command(config_file: Path | None, assignments: tuple[str, ...], as_json: boo
     """
     config = configs.resolve(gather(config_file, assignments, flags))
 
+    from fedlesam.core.space import size
     from fedlesam.runs import costs
     from fedlesam.runs.build import build
-    from fedlesam.space import size
 
     predicted = costs.predict(config, build(config).federation)
     if as_json:

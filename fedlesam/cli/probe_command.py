@@ -128,10 +128,10 @@ def _measure(
     from fedlesam.probes.base import Look, beside, every_or
     from fedlesam.probes.during import take
     from fedlesam.probes.loss import GlobalLoss
-    from fedlesam.probes.offline import moved, open_between_rounds, open_run, read_config
     from fedlesam.probes.surface import Grid, path_of, surface_of
     from fedlesam.runs.build import load_data
     from fedlesam.runs.folder import RunFolder
+    from fedlesam.runs.reopen import moved, open_between_rounds, open_run, read_config
 
     configs = {path: read_config(path, data_dir, device) for path in dict.fromkeys(paths)}
     _check_unfinished(list(configs), wanted)
@@ -158,7 +158,7 @@ def _measure(
                     _same_model(shapes)
                     about = {"algorithm": config.algorithm, "seed": config.seed, "rounds": federation.state.round, **on}
                     loss = GlobalLoss.of(federation, every_or(probe.samples))
-                    file, tick = path_of(RunFolder(path), probe.dims), begin(f"{names[path]} surface")
+                    file, tick = path_of(path, probe.dims), begin(f"{names[path]} surface")
                     with beside(federation):
                         surface_of(loss, federation.state.weights, probe, file, about, tick)
                     found.append({**line, "probe": "surface", "file": str(file), "dims": probe.dims})
@@ -219,7 +219,7 @@ def _check_unfinished(paths: list[Path], wanted: list[Any]) -> None:
 
 def _hosts(configs: "dict[Path, RunConfig]") -> dict[Path, Path]:
     """For centralised training beside federated runs, the run on whose clients it is measured: the same samples."""
-    from fedlesam.report.methods import is_centralised, method_name
+    from fedlesam.runs.methods import is_centralised, method_name
 
     alone = {path for path, c in configs.items() if is_centralised(method_name(c.algorithm, c.split))}
     hosts = {}
@@ -241,8 +241,8 @@ def _draw(found: list[dict[str, Any]], folder: Path) -> list[Path]:
     if not lines:
         return []
     from fedlesam.report import surfaces
-    from fedlesam.report.read import read_run
     from fedlesam.report.style import looks
+    from fedlesam.runs.read import read_run
 
     runs = {line["run"]: read_run(Path(line["run"])) for line in lines}
     style = dict(zip(runs, looks([run.method for run in runs.values()]), strict=True))

@@ -92,8 +92,8 @@ def command(
     their seed are drawn as one method with its spread. Runs of different data sets or models are refused, and runs
     evaluated on test data beside runs evaluated on held-out samples; other differences are noted on the page.
     """
-    from fedlesam.report.read import find_runs
     from fedlesam.report.write import write_report
+    from fedlesam.runs.read import find_runs
 
     runs = find_runs(folders)
     with drawing(quiet or as_json) as done:

@@ -68,14 +68,14 @@ def command(
     from fedlesam.engines.world import from_environment
     from fedlesam.federation import count_active
     from fedlesam.runs.folder import RunFolder
-    from fedlesam.runs.runner import assist, execute, leading
+    from fedlesam.runs.runner import execute, release_workers_on_error, run_worker
     from fedlesam.runs.trackers import wanted, watching
 
     world = from_environment()
     if world is not None and world.rank != 0:
-        assist(world)
+        run_worker(world)
         return
-    with leading(world):
+    with release_workers_on_error(world):
         openers = wanted(tensorboard, mlflow, wandb)
         config, folder = settle(gather(config_file, assignments, flags), out)
     display = Display(quiet or as_json)

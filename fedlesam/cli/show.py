@@ -124,7 +124,7 @@ class Spoken(logging.Handler):
 
 def describe(record: Record, on: str = TEST) -> str:
     tested = f"{on} accuracy {100 * record.test_accuracy:.1f} %  " if record.test_accuracy is not None else ""
-    missing = f"  {len(record.left_out)} left out" if record.left_out else ""
+    missing = f"  {len(record.dropped)} left out" if record.dropped else ""
     return f"{tested}train loss {record.train_loss:.3f}{missing}"
 
 

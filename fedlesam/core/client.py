@@ -1,38 +1,223 @@
-"""What one client does in one round: the one local loop of every method."""
+"""What one client does in one round: the one local loop of every method and every engine.
+
+`begin` fixes what stays for the round, `look` takes the gradient of a step, `move` makes the step, `finish` makes the
+result. They work in place on flat vectors and read none of them on the host. The serial engine calls them for one
+client after the other (`local_update`); the stacked engine maps them over many clients at once.
+"""
 
 import math
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from fedlesam.algorithms import Algorithm
 from fedlesam.core import seeds
 from fedlesam.core.batches import Batches, ClientData, batch_indices
 from fedlesam.core.checks import LOWER, NotFinite
-from fedlesam.core.descent import Descent
-from fedlesam.core.flat_model import FlatModel
+from fedlesam.core.flat_model import FlatModel, Loss
 from fedlesam.core.local import LocalTraining
-from fedlesam.core.messages import Answer, Broadcast, Memory
-from fedlesam.data.sound import check_finite
-from fedlesam.rules.base import LocalResult
+from fedlesam.core.messages import Broadcast, ClientResult, Memory
+from fedlesam.core.slots import AffineStep, Algorithm, LocalResult, State, Step
+from fedlesam.core.sound import check_finite
+from fedlesam.core.vectors import clip_coefficient
+
+
+class Gradient(Protocol):
+    """Where the gradients of one step come from."""
+
+    def __call__(self, at: Tensor, out: Tensor, *, final: bool) -> Tensor:
+        """Write the gradient of the batch loss at the weights `at` into `out`, and return the loss.
+
+        Args:
+            at: the weights.
+            out: the gradient's vector.
+            final: False for the first of two passes, which must leave the model's buffers as they were.
+        """
+        ...
 
 
 @dataclass
-class Step:
-    """One local step as an instrument sees it: the gradient has been taken, the weights have not moved yet."""
+class ClientRound:
+    """One client's round: what is fixed for it, and the vectors that its steps change in place."""
+
+    algorithm: Algorithm
+    local: LocalTraining
+    lr: float
+    anchor: Tensor
+    client_state: State
+    """The perturbation's working state."""
+    server_state: State
+    affine: AffineStep
+    centre: Tensor
+    """What weight decay and pull act around: e where the loop runs along u = v + e, else a zero of no size."""
+    u: Tensor
+    """Where the gradient is taken. Between two steps it is v, or v + e if e is fixed for the round."""
+    v: Tensor
+    """The local model, but u itself if e is fixed for the round."""
+    g: Tensor
+    ascent: Tensor | None
+    """The gradient that `ascend` is given and may overwrite with its result; None if it is not called."""
+    momentum: Tensor | None
+    e: Tensor | None
+    """The perturbation: of the round, or of the last step."""
+    mapped: bool = False
+    """These are the rows of a map over clients, which has no rule for `lerp_`."""
+
+    @property
+    def ascends(self) -> bool:
+        """Whether the perturbation changes from step to step."""
+        return self.algorithm.perturbation.gradient != "unused"
+
+
+def begin(
+    algorithm: Algorithm,
+    local: LocalTraining,
+    broadcast: Broadcast,
+    memory: Memory,
+    u: Tensor,
+    vector: Callable[[str], Tensor],
+) -> ClientRound:
+    """Start a client's round at the global model.
+
+    A perturbation that is constant in the round is a shifted start: the loop runs along u = v + e from w + e, and the
+    update is the same. FedLESAM so costs what FedAvg costs, operation for operation (docs/design.md).
+
+    Args:
+        algorithm: the method.
+        local: how the client trains.
+        broadcast: what the server sent.
+        memory: what the client kept from its last active round.
+        u: the vector in which gradients are taken; it is overwritten.
+        vector: gives a vector of the model's size by its name, with any content.
+    """
+    rule, anchor = algorithm.perturbation, broadcast.weights
+    client_state = rule.begin(anchor, memory.perturbation)
+    affine = algorithm.correction.prepare(anchor, memory.correction, broadcast.correction)
+    ascends = rule.gradient != "unused"
+    e = None if ascends else rule.round_perturbation(anchor, client_state, broadcast.perturbation)
+    u.copy_(anchor)
+    if e is not None:
+        u.add_(check_shape(e, anchor))
+    return ClientRound(
+        algorithm=algorithm,
+        local=local,
+        lr=local.lr_at(broadcast.round, algorithm),
+        anchor=anchor,
+        client_state=client_state,
+        server_state=broadcast.perturbation,
+        affine=affine,
+        centre=anchor.new_zeros(()) if e is None else e,
+        u=u,
+        v=vector("v").copy_(anchor) if ascends else u,
+        g=vector("g").zero_(),
+        ascent=vector("ascent").zero_() if ascends else None,
+        momentum=vector("momentum").zero_() if local.momentum else None,
+        e=e,
+    )
+
+
+def look(r: ClientRound, gradient: Gradient, number: int | Tensor, noise: Tensor | None = None) -> Tensor:
+    """Take the gradient of one step at v + e into `r.g`; the loss there."""
+    rule = r.algorithm.perturbation
+    if rule.gradient == "current":
+        gradient(r.u, r.g, final=False)
+        assert r.ascent is not None
+        r.ascent.copy_(r.g)
+    if r.ascent is not None:
+        e = rule.ascend(r.ascent, Step(r.v, r.anchor, number, r.affine, r.client_state, r.server_state, noise))
+        r.e = check_shape(e, r.anchor)
+        r.u.copy_(r.v).add_(r.e)
+    return gradient(r.u, r.g, final=True)
+
+
+def move(r: ClientRound) -> None:
+    """v = v - lr * (gain * clip(g) + pull * v + bias + weight_decay * v), or with clip(gain * g + bias)."""
+    (gain, pull, bias), local, g = r.affine, r.local, r.g
+    rate = pull + local.weight_decay
+    if r.algorithm.perturbation.gradient == "previous" and r.ascent is not None:
+        r.ascent.copy_(g)
+    if local.clip_scope == "corrected":
+        if gain != 1:
+            g.mul_(gain)
+        if bias is not None:
+            g.add_(bias)
+        gain, bias = 1.0, None
+    if local.clip is not None:
+        g.mul_(clip_coefficient(g, local.clip))
+    if r.momentum is not None:
+        r.momentum.mul_(local.momentum).add_(g, alpha=gain).add_(r.v, alpha=rate).sub_(r.centre, alpha=rate)
+        if bias is not None:
+            r.momentum.add_(bias)
+        r.v.add_(r.momentum, alpha=-r.lr)
+    else:
+        if rate:
+            pull_(r, r.lr * rate)
+        r.v.add_(g, alpha=-r.lr * gain)
+        if bias is not None:
+            r.v.add_(bias, alpha=-r.lr)
+    if r.v is not r.u:
+        r.u.copy_(r.v)
+
+
+def pull_(r: ClientRound, share: float) -> None:
+    """Move v by a share of the way to the centre."""
+    if r.mapped:
+        r.v.copy_(torch.lerp(r.v, r.centre, share))
+    else:
+        r.v.lerp_(r.centre, share)
+
+
+def finish(
+    r: ClientRound, memory: Memory, broadcast: Broadcast, steps: int
+) -> tuple[LocalResult, Memory, State, State]:
+    """The result of a client's round, what the client keeps, and what its two rules upload."""
+    rule, correction = r.algorithm.perturbation, r.algorithm.correction
+    start = r.anchor if r.ascends or r.e is None else r.anchor + r.e
+    result = LocalResult(r.v - start, steps, r.lr)
+    after = Memory(
+        rule.next_client_state(r.anchor, r.client_state),
+        correction.next_client_state(memory.correction, broadcast.correction, result),
+    )
+    return result, after, rule.upload(r.client_state), correction.upload(memory.correction, after.correction)
+
+
+@dataclass
+class LocalStep:
+    """One local step as a probe sees it: the gradient has been taken, the weights have not moved yet."""
 
     model: FlatModel
-    v: Tensor
-    e: Tensor | None
-    shifted: bool
-    """The loop walks along u = v + e, so `v` holds u."""
-    loss: float = math.nan
+    round: ClientRound
+    loss: Tensor
+    """Of the batch, at v + e."""
+
+    @property
+    def e(self) -> Tensor | None:
+        """The perturbation; the next step may overwrite it."""
+        return self.round.e
 
     def weights(self) -> Tensor:
         """A copy of the client's local model v."""
-        return self.v - self.e if self.shifted and self.e is not None else self.v.clone()
+        return self.round.v.clone() if self.round.ascends else self.round.v - self.round.centre
+
+
+class BatchGradient:
+    """The gradient of one batch after the other, by autograd on the module itself."""
+
+    batch: tuple[Tensor, Tensor, int]
+    """Inputs, targets, and the seed of what layers draw: both passes of a step see the same mask."""
+
+    def __init__(self, model: FlatModel, loss: Loss) -> None:
+        self.model, self.loss = model, loss
+
+    def __call__(self, at: Tensor, out: Tensor, *, final: bool) -> Tensor:
+        x, y, seed = self.batch
+        buffers = {} if final else self.model.buffers()
+        seeds.reseed_torch(seed, self.model.device)
+        loss = self.model.backward(self.loss, x, y, out)
+        self.model.load_buffers(buffers)
+        return loss
 
 
 def local_update(
@@ -40,86 +225,56 @@ def local_update(
     data: ClientData,
     algorithm: Algorithm,
     local: LocalTraining,
-    sent: Broadcast,
+    broadcast: Broadcast,
     memory: Memory,
     *,
     client: int,
     seed: int,
-) -> Generator[Step, None, Answer]:
-    """Train one client, yielding before every step; the generator's value is its answer.
-
-    A perturbation that is constant in the round is a shifted start: the loop walks along u = v + e from w + e, and the
-    update is the same. FedLESAM so costs what FedAvg costs, operation for operation (docs/design.md).
-    """
-    rule, correction = algorithm.perturbation, algorithm.correction
-    anchor, u, lr = sent.weights, model.weights, local.lr_at(sent.round, algorithm)
-    mask_seed = seeds.derive(seed, "step", sent.round, client)
+) -> Generator[LocalStep, None, ClientResult]:
+    """Train one client, yielding before every step; the generator's value is the client's result."""
+    mask_seed = seeds.derive(seed, "step", broadcast.round, client)
     seeds.reseed_torch(mask_seed, model.device)
-
-    mine = rule.begin(anchor, memory.perturbation)
-    turn = correction.prepare(anchor, memory.correction, sent.correction)
-    ascends = rule.gradient != "unused"
-    e = None if ascends else rule.constant(anchor, mine, sent.perturbation)
-    model.load(anchor, sent.buffers)
+    r = begin(algorithm, local, broadcast, memory, model.weights, model.scratch)
+    model.load_buffers(broadcast.buffers)
     model.module.train()
-    start = anchor if e is None else u.add_(_same_shape(e, anchor)).clone()
-    v = model.scratch("v").copy_(anchor) if ascends else u
-    g = model.scratch("g").zero_() if ascends else v
-    descend = Descent(model, v, anchor.new_zeros(()) if e is None else e, turn, local, lr)
-    step = Step(model, v, e, shifted=not ascends)
-
     batches = Batches(data, model.device)
-    draw = seeds.generator(seed, "batches", sent.round, client)
-    epochs = local.epochs_of(seed, sent.round, client)
-    steps, losses = 0, 0.0
-    for indices in batch_indices(len(batches), local.batch_size, epochs, model.batch_norm, draw):
+    rng = seeds.generator(seed, "batches", broadcast.round, client)
+    epochs = local.epochs_of(seed, broadcast.round, client)
+    noise = model.scratch("noise") if algorithm.perturbation.draws else None
+    losses: list[Tensor] = []
+    taken: list[Tensor | slice] = []
+    view, gradient = LocalStep(model, r, r.anchor.new_zeros(())), BatchGradient(model, local.loss)
+    for indices in batch_indices(len(batches), local.batch_size, epochs, model.batch_norm, rng):
         mask_seed += 1
+        taken.append(indices)
         x, y = batches.fetch(indices, mask_seed)
         if local.augment is not None:
-            x = local.augment(x, draw)
-
-        if rule.gradient == "here":
-            buffers = model.buffers()
+            x = local.augment(x, rng)
+        if noise is not None:
             seeds.reseed_torch(mask_seed, model.device)
-            model.backward(local.loss, x, y)
-            model.load_buffers(buffers)
-            model.flatten_(model.gradients(), out=g)
-        if ascends:
-            seeds.reseed_torch(mask_seed, model.device)
-            step.e = rule.ascend(g, v, mine, sent.perturbation)
-            torch.add(v, _same_shape(step.e, anchor), out=u)
-        seeds.reseed_torch(mask_seed, model.device)
-        step.loss = model.backward(local.loss, x, y)
-        if not math.isfinite(step.loss):
-            raise NotFinite(f"the loss of step {steps} is not finite", sent.round, client, _remedy(x, y, indices))
-        yield step
+            noise.normal_()
 
-        gradients = model.gradients()
-        if rule.gradient == "previous":
-            model.flatten_(gradients, out=g)
-        descend(gradients)
-        if ascends:
-            u.copy_(v)
-        steps, losses = steps + 1, losses + step.loss
+        gradient.batch = x, y, mask_seed
+        view.loss = look(r, gradient, len(losses), noise)
+        losses.append(view.loss)
+        yield view
+        move(r)
 
+    values = torch.stack(losses).tolist()
+    wrong = next((number for number, value in enumerate(values) if not math.isfinite(value)), None)
+    if wrong is not None:
+        x, y = batches.fetch(taken[wrong], mask_seed - len(values) + wrong + 1)
+        remedy = _remedy(x, y, taken[wrong])
+        raise NotFinite(f"the loss of step {wrong} is not finite", broadcast.round, client, remedy)
     model.state.check()
-    result = LocalResult(v - start, steps, lr)
+    result, after, perturbation, correction = finish(r, memory, broadcast, len(values))
     if not all(math.isfinite(end) for end in result.update.aminmax()):
-        raise NotFinite("the update is not finite", sent.round, client)
-    after = Memory(rule.remember(anchor, mine), correction.remember(memory.correction, sent.correction, result))
-    return Answer(
-        client=client,
-        examples=len(batches),
-        result=result,
-        loss=losses / steps,
-        perturbation=rule.upload(mine),
-        correction=correction.upload(memory.correction, after.correction),
-        buffers=model.buffers(),
-        memory=after,
-    )
+        raise NotFinite("the update is not finite", broadcast.round, client)
+    loss = sum(values) / len(values)
+    return ClientResult(client, len(batches), result, loss, perturbation, correction, model.buffers(), after)
 
 
-def finish(steps: Generator[Step, None, Answer], check: Callable[[], None] | None = None) -> Answer:
+def drain(steps: Generator[LocalStep, None, ClientResult], check: Callable[[], None] | None = None) -> ClientResult:
     """Run a client to the end of its round; `check` is called at every step and may raise."""
     while True:
         try:
@@ -127,8 +282,8 @@ def finish(steps: Generator[Step, None, Answer], check: Callable[[], None] | Non
             if check is not None:
                 check()
         except StopIteration as end:
-            answer: Answer = end.value
-            return answer
+            result: ClientResult = end.value
+            return result
 
 
 def _remedy(x: Tensor, y: Tensor, numbers: Tensor | slice) -> str:
@@ -140,7 +295,7 @@ def _remedy(x: Tensor, y: Tensor, numbers: Tensor | slice) -> str:
     return LOWER
 
 
-def _same_shape(e: Tensor, anchor: Tensor) -> Tensor:
+def check_shape(e: Tensor, anchor: Tensor) -> Tensor:
     """The cheapest check that would have caught the released code's scalar perturbations (docs/errata.md, 8)."""
     if e.shape != anchor.shape:
         raise ValueError(

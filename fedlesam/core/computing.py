@@ -19,14 +19,14 @@ NEVER = (1 << 31) - 1
 
 
 @contextlib.contextmanager
-def computing(threads: int | None, device: torch.device) -> Iterator[None]:
+def compute_context(threads: int | None, device: torch.device) -> Iterator[None]:
     """So many threads (None: the process's own); afterwards the caller's threads and random numbers are as before."""
     keep_freed_memory()
     before = torch.get_num_threads()
     if threads is not None:
         torch.set_num_threads(threads)
     try:
-        with seeds.untouched(device):
+        with seeds.preserve_rng(device):
             yield
     finally:
         if threads is not None:

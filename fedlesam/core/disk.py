@@ -27,7 +27,7 @@ MANY = 100
 
 
 @dataclass(frozen=True)
-class Seal:
+class FileDigest:
     """By which a file is known to be the one that was written."""
 
     size: int
@@ -38,15 +38,15 @@ class Damaged(ValueError):
     """A file is not what was written."""
 
 
-def seal(path: Path) -> Seal:
+def digest_of(path: Path) -> FileDigest:
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
-        return Seal(file.tell(), digest)
+        return FileDigest(file.tell(), digest)
 
 
-def check_seal(path: Path, expected: Seal) -> None:
+def check_digest(path: Path, expected: FileDigest) -> None:
     try:
-        if path.stat().st_size == expected.size and seal(path) == expected:
+        if path.stat().st_size == expected.size and digest_of(path) == expected:
             return
     except OSError as error:
         raise Damaged(f"{path}: cannot be read: {error.strerror or error}") from error

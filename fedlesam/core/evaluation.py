@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedlesam.core.batches import Batches, steps_per_epoch
 from fedlesam.core.flat_model import FlatModel, Loss
-from fedlesam.data.sound import check_finite
+from fedlesam.core.sound import check_finite
 
 BATCH = 500
 """Fixed, so that an evaluation gives the same bits whoever makes it."""

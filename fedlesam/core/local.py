@@ -8,11 +8,11 @@ from typing import Literal
 import torch
 import torch.nn.functional as F
 
-from fedlesam.algorithms import Algorithm
 from fedlesam.core import seeds
 from fedlesam.core.batches import Augment
 from fedlesam.core.checks import check_choice, check_count, check_number
 from fedlesam.core.flat_model import Loss
+from fedlesam.core.slots import Algorithm
 
 Epochs = int | range | Callable[[int, int], int]
 
@@ -25,7 +25,7 @@ class LocalTraining:
     lr_decay: float | None = None
     """Per round: lr * lr_decay ** round. None takes the method's own."""
     epochs: Epochs = 5
-    """A number, a range to draw from for each client and round, or a function of (round, client)."""
+    """A number, a range to rng from for each client and round, or a function of (round, client)."""
     batch_size: int = 50
     weight_decay: float = 1e-3
     clip: float | None = 10.0
@@ -72,8 +72,8 @@ class LocalTraining:
 
     def epochs_of(self, seed: int, round: int, client: int) -> int:
         if isinstance(self.epochs, range):
-            draw = seeds.generator(seed, "epochs", round, client)
-            return self.epochs[int(torch.randint(len(self.epochs), (), generator=draw))]
+            rng = seeds.generator(seed, "epochs", round, client)
+            return self.epochs[int(torch.randint(len(self.epochs), (), generator=rng))]
         if isinstance(self.epochs, int):
             return self.epochs
         epochs = self.epochs(round, client)

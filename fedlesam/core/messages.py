@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from fedlesam.rules.base import LocalResult, State
+from fedlesam.core.slots import LocalResult, State
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Memory:
 
 
 @dataclass(frozen=True)
-class Answer:
+class ClientResult:
     """What a client sends back, and what it keeps."""
 
     client: int
@@ -67,7 +67,7 @@ class Answer:
         return self.result.update.nbytes + size_in_bytes(self.buffers, self.perturbation, self.correction)
 
 
-def apart(tensors: Mapping[str, Tensor]) -> State:
+def unshare(tensors: Mapping[str, Tensor]) -> State:
     """For a safetensors file, in which no two tensors may share memory."""
     seen: set[int] = set()
     own: State = {}

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from fedlesam.core.buffers import same_entries
 from fedlesam.core.checks import NotFinite
-from fedlesam.core.messages import Answer
-from fedlesam.rules.base import State
+from fedlesam.core.messages import ClientResult
+from fedlesam.core.slots import State
 
 SCALE = 2.0**40
 """Steps per unit: a resolution of 9e-13."""
@@ -62,7 +62,7 @@ class ExactSum:
 
 
 @dataclass(frozen=True)
-class Note:
+class ResultSummary:
     """The small things of one answer."""
 
     weight: int
@@ -93,13 +93,13 @@ class Reduction:
         buffers: Mapping[str, Tensor] | None = None,
     ) -> None:
         self.round, self.asked, self.by_examples, self.max_norm = round, weight, by_examples, max_norm
-        self.sent = buffers or {}
+        self.received = buffers or {}
         self.largest = RANGE if by_examples else RANGE / weight
         self.sums: dict[str, ExactSum] = {}
-        self.notes: dict[int, Note] = {}
+        self.summaries: dict[int, ResultSummary] = {}
         self.lr = 0.0
 
-    def add(self, answer: Answer) -> None:
+    def add(self, answer: ClientResult) -> None:
         """Refuses an answer that is not finite or has exploded before anything is added."""
         d, weight = answer.result.update, answer.examples if self.by_examples else 1
         vectors = {"update": d}
@@ -112,7 +112,7 @@ class Reduction:
         for name, vector in vectors.items():
             self.sums[name] = self.sum_of(name, vector)
             self.sums[name].add(vector, weight)
-        self.notes[answer.client] = Note(weight, answer.loss, answer.result.steps, norm**2, answer.buffers)
+        self.summaries[answer.client] = ResultSummary(weight, answer.loss, answer.result.steps, norm**2, answer.buffers)
         self.lr = answer.result.lr
 
     def sum_of(self, name: str, like: Tensor) -> ExactSum:
@@ -131,8 +131,8 @@ class Reduction:
                 return f"{name} has an entry of {peak:.3g}, too large to be averaged (from {self.largest:.3g})"
         for name, buffer in buffers.items():
             wrong = ~buffer.isfinite()
-            if bool(wrong.any()) and name in self.sent:
-                wrong &= ~same_entries(buffer, self.sent[name])
+            if bool(wrong.any()) and name in self.received:
+                wrong &= ~same_entries(buffer, self.received[name])
             if bool(wrong.any()):
                 return f"the buffer {name} is not finite"
         if self.max_norm is not None and norm > self.max_norm:
@@ -140,12 +140,12 @@ class Reduction:
         return ""
 
     @property
-    def ordered(self) -> list[Note]:
-        return [self.notes[client] for client in sorted(self.notes)]
+    def ordered(self) -> list[ResultSummary]:
+        return [self.summaries[client] for client in sorted(self.summaries)]
 
     @property
     def weight(self) -> int:
-        return sum(note.weight for note in self.notes.values())
+        return sum(summary.weight for summary in self.summaries.values())
 
     def mean(self, slot: str, dtype: torch.dtype) -> State:
         """The mean uploads of one slot."""
@@ -157,32 +157,34 @@ class Reduction:
 
     def mean_buffers(self) -> State:
         """Floats averaged in double precision, integers by their maximum."""
-        notes, means = self.ordered, {}
-        for name, first in notes[0].buffers.items():
+        summaries, means = self.ordered, {}
+        for name, first in summaries[0].buffers.items():
             if first.is_floating_point():
-                total = sum(note.buffers[name].double() * note.weight for note in notes)
+                total = sum(summary.buffers[name].double() * summary.weight for summary in summaries)
                 means[name] = torch.as_tensor(total / self.weight).to(first.dtype)
-                if name in self.sent:
-                    kept = torch.stack([same_entries(note.buffers[name], self.sent[name]) for note in notes]).all(0)
-                    means[name] = torch.where(kept, self.sent[name].to(first.device), means[name])
+                if name in self.received:
+                    kept = torch.stack(
+                        [same_entries(summary.buffers[name], self.received[name]) for summary in summaries]
+                    ).all(0)
+                    means[name] = torch.where(kept, self.received[name].to(first.device), means[name])
             else:
-                means[name] = torch.stack([note.buffers[name] for note in notes]).amax(0)
+                means[name] = torch.stack([summary.buffers[name] for summary in summaries]).amax(0)
         return means
 
     @property
     def steps(self) -> float:
         """The mean of the E_i."""
-        return sum(note.steps for note in self.ordered) / len(self.notes)
+        return sum(summary.steps for summary in self.ordered) / len(self.summaries)
 
     @property
     def loss(self) -> float:
         """Of nobody it is NaN."""
-        return sum(note.loss for note in self.ordered) / len(self.notes) if self.notes else math.nan
+        return sum(summary.loss for summary in self.ordered) / len(self.summaries) if self.summaries else math.nan
 
     def divergence(self, moved: Tensor) -> float:
         """The mean over the clients of norm(v_i - w_next)^2, from the moments; of nobody NaN. No d_i is kept."""
-        if not self.notes:
+        if not self.summaries:
             return math.nan
         d, moved = self.mean_update(torch.float64), moved.double()
-        squares = sum(note.weight * note.square for note in self.ordered) / self.weight
+        squares = sum(summary.weight * summary.square for summary in self.ordered) / self.weight
         return max(0.0, squares - float(2 * d @ moved - moved @ moved))

@@ -38,7 +38,7 @@ def reseed_everything(seed: int, device: torch.device) -> None:
 
 
 @contextlib.contextmanager
-def untouched(device: torch.device) -> Iterator[None]:
+def preserve_rng(device: torch.device) -> Iterator[None]:
     """Give the caller's global generators back as they were."""
     python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
     try:

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fedlesam.algorithms import Algorithm
 from fedlesam.core.messages import Broadcast
 from fedlesam.core.reduction import Reduction
-from fedlesam.rules.base import RoundResult, State
+from fedlesam.core.slots import Algorithm, RoundResult, State
 
 
 @dataclass(frozen=True)
@@ -34,9 +33,9 @@ class ServerState:
 
 def server_step(algorithm: Algorithm, state: ServerState, reduction: Reduction, clients: int) -> ServerState:
     """The next global model and state, from the answers of K of `clients` clients; without answers all stays."""
-    if not reduction.notes:
+    if not reduction.summaries:
         return dataclasses.replace(state, round=state.round + 1)
-    dtype, answered = state.weights.dtype, len(reduction.notes)
+    dtype, answered = state.weights.dtype, len(reduction.summaries)
     update = reduction.mean_update(dtype)
 
     def result(uploads: State) -> RoundResult:

@@ -15,12 +15,7 @@ def ascent_(direction: Tensor, rho: float) -> Tensor:
     return direction.mul_(rho / (direction.norm() + ASCENT_EPS))
 
 
-def clip_coefficient(gradients: list[Tensor], max_norm: float | None) -> float:
-    """The factor, at most 1, that brings the joint norm of `gradients` down to `max_norm`; None never clips.
-
-    A number, not a scaled gradient: the caller folds it into the step size and saves one pass over the model.
-    """
-    if max_norm is None:
-        return 1.0
-    norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
-    return min(1.0, max_norm / (float(norm) + CLIP_EPS))
+def clip_coefficient(gradient: Tensor, max_norm: float) -> Tensor:
+    """The factor, at most 1, that brings the norm of `gradient` down to `max_norm`. It stays on the device."""
+    norm: Tensor = torch.linalg.vector_norm(gradient)
+    return (max_norm / (norm + CLIP_EPS)).clamp(max=1.0)

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from fedlesam.core.batches import size_of
 from fedlesam.core.checks import NotFinite
-from fedlesam.core.disk import Damaged, Seal, check_seal
+from fedlesam.core.disk import Damaged, FileDigest, check_digest
 from fedlesam.core.evaluation import BatchScore, Evaluation, combine
 from fedlesam.core.messages import Broadcast, Memory
-from fedlesam.core.reduction import Note
+from fedlesam.core.reduction import ResultSummary
 from fedlesam.engines.serial import Outcome, Saved, SerialEngine, without_file
 from fedlesam.engines.signals import Interrupted
 from fedlesam.engines.store import Store, anchor_file, client_file
@@ -76,8 +76,8 @@ class DistributedEngine:
             for client, note in about["notes"]:
                 mark = f"{client}/"
                 buffers = {name.removeprefix(mark): t for name, t in tensors.items() if name.startswith(mark)}
-                reduction.notes[client] = Note(**note, buffers=buffers)
-            joined.left_out |= dict(about["left_out"])
+                reduction.summaries[client] = ResultSummary(**note, buffers=buffers)
+            joined.dropped |= dict(about["dropped"])
             reduction.lr = about["lr"] or reduction.lr
             joined.backward_passes += about["backward_passes"]
             joined.bytes_up += about["bytes_up"]
@@ -115,26 +115,26 @@ class DistributedEngine:
         saved = Saved({}, {})
         for about, _ in heard:
             saved.rounds.update(about["rounds"])
-            saved.seals.update({name: Seal(**seal) for name, seal in about["seals"].items()})
+            saved.digests.update({name: FileDigest(**seal) for name, seal in about["digests"].items()})
         return saved
 
-    def adopt(self, folder: Path, rounds: Mapping[int, int], seals: Mapping[str, Seal]) -> None:
+    def adopt(self, folder: Path, rounds: Mapping[int, int], digests: Mapping[str, FileDigest]) -> None:
         """Memories that all share are the leader's to look after; pinned ones go to a machine that has them.
 
         Where machines share no file system, each has the files of the clients that were pinned to it.
         """
-        empty = without_file(rounds, seals)
+        empty = without_file(rounds, digests)
         if not self.pinned:
-            self.here.adopt(folder, rounds, seals)
+            self.here.adopt(folder, rounds, digests)
             self.world.broadcast({"do": "know", "rounds": list(rounds.items()), "empty": list(empty)})
             return
-        wanted = {name: asdict(seal) for name, seal in seals.items()}
-        self.world.broadcast({"do": "have?", "folder": str(folder), "seals": wanted})
-        have = [set(about["have"]) for about, _ in self.world.gather({"have": intact(folder, seals)})]
+        wanted = {name: asdict(seal) for name, seal in digests.items()}
+        self.world.broadcast({"do": "have?", "folder": str(folder), "digests": wanted})
+        have = [set(about["have"]) for about, _ in self.world.gather({"have": intact(folder, digests)})]
         shares: list[dict[int, int]] = [{} for _ in have]
         missing = []
         for client, round in rounds.items():
-            needs = {client_file(round, client), anchor_file(round)} & seals.keys()
+            needs = {client_file(round, client), anchor_file(round)} & digests.keys()
             able = [rank for rank, names in enumerate(have) if needs <= names]
             if able:
                 shares[able[client % len(able)]][client] = round
@@ -156,7 +156,7 @@ class DistributedEngine:
         self.here.collect(folder, named)
 
     def close(self) -> None:
-        dismiss(self.world)
+        shutdown_workers(self.world)
 
     def _tell(self, sent: Broadcast) -> None:
         """The global model and what the rules broadcast with it, once per round."""
@@ -174,7 +174,7 @@ class DistributedEngine:
         return local.epochs_of(self.here.seed, round, client) * -(-size // local.batch_size)
 
 
-def dismiss(world: World) -> None:
+def shutdown_workers(world: World) -> None:
     """Let the others go."""
     if not world.open:
         return
@@ -184,7 +184,7 @@ def dismiss(world: World) -> None:
     world.close()
 
 
-def follow(here: SerialEngine, pinned: bool, world: World) -> None:
+def worker_loop(here: SerialEngine, pinned: bool, world: World) -> None:
     """What every process but the leader does until the leader says stop."""
     with contextlib.ExitStack() as stack:
         if pinned:
@@ -220,8 +220,8 @@ def _serve(here: SerialEngine, pinned: bool, world: World) -> None:
         elif about["do"] == "save":
             world.gather(save_here(here, folder, about["known"], world.rank)[0])
         elif about["do"] == "have?":
-            seals = {name: Seal(**seal) for name, seal in about["seals"].items()}
-            world.gather({"have": intact(folder, seals)})
+            digests = {name: FileDigest(**seal) for name, seal in about["digests"].items()}
+            world.gather({"have": intact(folder, digests)})
         elif about["do"] == "know":
             here.store.know(dict(about["rounds"]), about["empty"])
         elif about["do"] == "adopt":
@@ -274,9 +274,9 @@ def save_here(here: SerialEngine, folder: Path, known: Collection[str], rank: in
     try:
         saved = here.save(folder, set(known))
     except Exception as error:
-        return {"rounds": [], "seals": {}, "error": described(error, here, rank)}, error
-    seals = {name: asdict(seal) for name, seal in saved.seals.items()}
-    return {"rounds": list(saved.rounds.items()), "seals": seals, "error": None}, None
+        return {"rounds": [], "digests": {}, "error": described(error, here, rank)}, error
+    digests = {name: asdict(seal) for name, seal in saved.digests.items()}
+    return {"rounds": list(saved.rounds.items()), "digests": digests, "error": None}, None
 
 
 def adopt_share(
@@ -289,12 +289,12 @@ def adopt_share(
     return {"error": None}, None
 
 
-def intact(folder: Path, seals: Mapping[str, Seal]) -> list[str]:
+def intact(folder: Path, digests: Mapping[str, FileDigest]) -> list[str]:
     """Those of the sealed files that lie here unharmed."""
     found = []
-    for name, seal in seals.items():
+    for name, seal in digests.items():
         with contextlib.suppress(Damaged):
-            check_seal(folder / name, seal)
+            check_digest(folder / name, seal)
             found.append(name)
     return found
 
@@ -303,12 +303,12 @@ def report(here: SerialEngine, outcome: Outcome, error: dict[str, Any] | None) -
     """What the leader has to hear of a share of the round, but for the sums."""
     reduction, notes = outcome.reduction, []
     buffers: dict[str, Tensor] = {}
-    for client, note in reduction.notes.items():
+    for client, note in reduction.summaries.items():
         notes.append((client, {name: value for name, value in vars(note).items() if name != "buffers"}))
         buffers |= {f"{client}/{name}": tensor for name, tensor in note.buffers.items()}
     about = {
         "notes": notes,
-        "left_out": list(outcome.left_out.items()),
+        "dropped": list(outcome.dropped.items()),
         "remember": [(client, memory is None or bool(memory)) for client, memory in here.pending.items()],
         "names": list(reduction.sums),
         "lr": reduction.lr,

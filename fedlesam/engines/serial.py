@@ -11,15 +11,15 @@ from fedlesam.core import disk
 from fedlesam.core.batches import Batches, ClientData, size_of
 from fedlesam.core.buffers import Unsupported
 from fedlesam.core.checks import NotFinite
-from fedlesam.core.client import finish, local_update
-from fedlesam.core.computing import computing
-from fedlesam.core.disk import Seal, check_seal
+from fedlesam.core.client import drain, local_update
+from fedlesam.core.computing import compute_context
+from fedlesam.core.disk import FileDigest, check_digest
 from fedlesam.core.evaluation import BatchScore, Evaluation, combine, score_batches
 from fedlesam.core.flat_model import FlatModel
 from fedlesam.core.local import LocalTraining
-from fedlesam.core.messages import Answer, Broadcast, Memory
+from fedlesam.core.messages import Broadcast, ClientResult, Memory
 from fedlesam.core.reduction import Reduction
-from fedlesam.engines.signals import Halt
+from fedlesam.engines.signals import StopFlag
 from fedlesam.engines.store import Store, client_file
 from fedlesam.engines.world import WorkerLost
 
@@ -46,7 +46,7 @@ class Outcome:
     """The answers of a round, summed, and what they cost."""
 
     reduction: Reduction
-    left_out: dict[int, str] = field(default_factory=dict)
+    dropped: dict[int, str] = field(default_factory=dict)
     """Clients that failed, and why."""
     backward_passes: int = 0
     bytes_up: int = 0
@@ -58,13 +58,13 @@ class Saved:
 
     rounds: dict[int, int]
     """client -> the round its memory is of."""
-    seals: dict[str, Seal]
+    digests: dict[str, FileDigest]
     """Of the files that are new there."""
 
 
-def without_file(rounds: Mapping[int, int], seals: Mapping[str, Seal]) -> set[int]:
+def without_file(rounds: Mapping[int, int], digests: Mapping[str, FileDigest]) -> set[int]:
     """The clients with nothing to remember."""
-    return {client for client, round in rounds.items() if client_file(round, client) not in seals}
+    return {client for client, round in rounds.items() if client_file(round, client) not in digests}
 
 
 @dataclass
@@ -80,7 +80,7 @@ class SerialEngine:
     by_examples: bool
     test: Batches | None
     store: Store
-    halt: Halt
+    halt: StopFlag
     drop: bool = False
     """Leave clients out that fail; or else stop at the first."""
     max_norm: float | None = None
@@ -89,7 +89,7 @@ class SerialEngine:
     def __post_init__(self) -> None:
         self.sent: Broadcast | None = None
         self.pending: dict[int, Memory | None] = {}
-        self.left_out: dict[int, str] = {}
+        self.dropped: dict[int, str] = {}
         self.training = 0
         """The client being trained, whose an error is."""
 
@@ -100,9 +100,9 @@ class SerialEngine:
         self, sent: Broadcast, chosen: Sequence[int], everyone: Sequence[int], before_step: Callable[[], None]
     ) -> Outcome:
         """Train those of the round's clients that are this process's."""
-        self.sent, self.pending, self.left_out = sent, {}, {}
-        outcome, passes = Outcome(self.reduction(sent, everyone), self.left_out), self.model.backward_passes
-        with computing(self.threads, self.model.device):
+        self.sent, self.pending, self.dropped = sent, {}, {}
+        outcome, passes = Outcome(self.reduction(sent, everyone), self.dropped), self.model.backward_passes
+        with compute_context(self.threads, self.model.device):
             for answer in self.accepted(sent, chosen, outcome.reduction, before_step):
                 outcome.bytes_up += answer.nbytes
                 kept = self.store.prepare(sent.round, answer.client, answer.memory, sent.weights)
@@ -113,13 +113,13 @@ class SerialEngine:
 
     def accepted(
         self, sent: Broadcast, chosen: Sequence[int], into: Reduction, before_step: Callable[[], None]
-    ) -> Iterator[Answer]:
-        """The answers that are part of the round, added up; of the others `left_out` says why."""
+    ) -> Iterator[ClientResult]:
+        """The answers that are part of the round, added up; of the others `dropped` says why."""
         for answer in self.answers(sent, chosen, before_step):
             try:
                 into.add(answer)
             except NotFinite as error:
-                self.leave_out(answer.client, error)
+                self.drop_client(answer.client, error)
             else:
                 yield answer
 
@@ -129,7 +129,9 @@ class SerialEngine:
             sent.round, max(1, weight), by_examples=self.by_examples, max_norm=self.max_norm, buffers=sent.buffers
         )
 
-    def answers(self, sent: Broadcast, chosen: Sequence[int], before_step: Callable[[], None]) -> Iterator[Answer]:
+    def answers(
+        self, sent: Broadcast, chosen: Sequence[int], before_step: Callable[[], None]
+    ) -> Iterator[ClientResult]:
         """Of those that do not fail, in any order."""
         for client in chosen:
             self.training = client
@@ -137,18 +139,18 @@ class SerialEngine:
             data, rules, local = self.clients[client], self.algorithm, self.local
             steps = local_update(self.model, data, rules, local, sent, memory, client=client, seed=self.seed)
             try:
-                answer = finish(steps, before_step)
+                answer = drain(steps, before_step)
             except Exception as error:
                 error.add_note(f"while training client {client} in round {sent.round}")
-                self.leave_out(client, error)
+                self.drop_client(client, error)
             else:
                 yield answer
 
-    def leave_out(self, client: int, error: Exception) -> None:
+    def drop_client(self, client: int, error: Exception) -> None:
         """Note why a client is not part of the round, or stop where that was asked for."""
         if not (self.drop and is_the_clients(error)):
             raise error
-        self.left_out[client] = reason(error)
+        self.dropped[client] = reason(error)
 
     def evaluate(self, state: Broadcast) -> Evaluation | None:
         return combine(self.score_here(state, 0, 1)) if self.test is not None else None
@@ -156,7 +158,7 @@ class SerialEngine:
     def score_here(self, state: Broadcast, part: int, parts: int) -> list[BatchScore]:
         """Every `parts`-th batch of the test set, from number `part` on."""
         assert self.test is not None
-        with computing(self.threads, self.model.device):
+        with compute_context(self.threads, self.model.device):
             self.model.load(state.weights, state.buffers)
             return score_batches(self.model, self.test, self.local.loss, part, parts, self.halt.check)
 
@@ -170,11 +172,11 @@ class SerialEngine:
         """Put all memories into a folder, lastingly."""
         return Saved(dict(self.store.rounds), self.store.save(folder, known))
 
-    def adopt(self, folder: Path, rounds: Mapping[int, int], seals: Mapping[str, Seal]) -> None:
+    def adopt(self, folder: Path, rounds: Mapping[int, int], digests: Mapping[str, FileDigest]) -> None:
         """Begin with memories from a folder, once they are known to be what was saved."""
-        for name, seal in seals.items():
-            check_seal(folder / name, seal)
-        self.store.adopt(folder, rounds, without_file(rounds, seals))
+        for name, seal in digests.items():
+            check_digest(folder / name, seal)
+        self.store.adopt(folder, rounds, without_file(rounds, digests))
 
     def collect(self, folder: Path, named: Collection[str]) -> None:
         """Delete from a folder what is not named."""

@@ -19,13 +19,13 @@ class Interrupted(KeyboardInterrupt):
         self.signum = signum
 
 
-class Halt:
+class StopFlag:
     """A wish to stop that a process shares with the workers it starts."""
 
     def __init__(self) -> None:
         self._signum = multiprocessing.RawValue("i", 0)
 
-    def ask(self, signum: int) -> None:
+    def request(self, signum: int) -> None:
         self._signum.value = signum
 
     def clear(self) -> None:
@@ -38,7 +38,7 @@ class Halt:
 
 
 @contextlib.contextmanager
-def asked_to_stop(halt: Callable[[int], None]) -> Iterator[None]:
+def handle_signals(halt: Callable[[int], None]) -> Iterator[None]:
     """Call `halt` with the first signal to stop; the second one ends the process at once.
 
     Python runs signal handlers between two of its own instructions, so never while it waits in a library, as for the

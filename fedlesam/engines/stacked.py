@@ -1,12 +1,14 @@
-"""Clients of a small model trained as one computation: their weights are stacked, their gradients taken by vmap.
+"""Clients of a small model trained as one computation: the local loop of core/client.py, mapped over clients.
 
-The same mathematics as client.py and descent.py, a row per client, to rounding. It pays where a step is too small to
-keep a core busy (benchmarks/stacked.py): a multilayer perceptron, not a convolution on pictures.
+It pays where a step is too small to keep a core busy (benchmarks/stacked.py): a multilayer perceptron, not a
+convolution on pictures. The results are those of the serial engine to rounding.
 """
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,10 +18,10 @@ from fedlesam.core import seeds
 from fedlesam.core.batches import Batches, batch_indices, size_of
 from fedlesam.core.buffers import same_bits
 from fedlesam.core.checks import NotFinite
-from fedlesam.core.messages import Answer, Broadcast, Memory
-from fedlesam.core.vectors import CLIP_EPS
+from fedlesam.core.client import ClientRound, begin, finish, look, move
+from fedlesam.core.messages import Broadcast, ClientResult, Memory
+from fedlesam.core.slots import State
 from fedlesam.engines.serial import SerialEngine, is_the_clients
-from fedlesam.rules.base import LocalResult
 
 LARGEST = 64_000_000
 """Entries of the stacked weights at a time."""
@@ -29,7 +31,7 @@ CHANGES = "the stacked engine cannot train models that change buffers such as Ba
 
 
 class NotStackable(ValueError):
-    """No fault of a client."""
+    """The model or the loss cannot be mapped over clients; no fault of a client."""
 
 
 def check_stackable(workers: int, compile: bool) -> None:
@@ -43,162 +45,201 @@ def check_stackable(workers: int, compile: bool) -> None:
         raise ValueError("compile does not go with the stacked engine, which does not compile; use the plain engine")
 
 
+@dataclass
+class Rows:
+    """The rounds of several clients, a row each: `ClientRound` with stacked tensors."""
+
+    shared: ClientRound
+    """What all of them have in common: numbers, anchor, the server's state."""
+    tensors: dict[str, Any]
+    """By name, a row per client; `client_state` is a dict of them, empty where the steps do not use it."""
+    states: list[State]
+    """The client states at the start, which have the names that each client knows."""
+
+    def row(self, i: int) -> ClientRound:
+        """The round of client number i."""
+        one = self.one(row_of(self.tensors, i))
+        one.client_state = {name: one.client_state.get(name, start) for name, start in self.states[i].items()}
+        return one
+
+    def one(self, row: Mapping[str, Any]) -> ClientRound:
+        """The round of the client whose row this is, inside a map over clients."""
+        affine = self.shared.affine._replace(bias=row.get("bias"))
+        return ClientRound(
+            algorithm=self.shared.algorithm,
+            local=self.shared.local,
+            lr=self.shared.lr,
+            anchor=self.shared.anchor,
+            client_state=dict(row["client_state"]),
+            server_state=self.shared.server_state,
+            affine=affine,
+            centre=row.get("e", self.shared.centre),
+            u=row["u"],
+            v=row.get("v", row["u"]),
+            g=row["g"],
+            ascent=row.get("ascent"),
+            momentum=row.get("momentum"),
+            e=row.get("e"),
+            mapped=True,
+        )
+
+
 class StackedEngine(SerialEngine):
     """Stacks the active clients that have as many samples and epochs as each other; the rest train one by one."""
 
-    def answers(self, sent: Broadcast, chosen: Sequence[int], before_step: Callable[[], None]) -> Iterator[Answer]:
+    def answers(
+        self, broadcast: Broadcast, chosen: Sequence[int], before_step: Callable[[], None]
+    ) -> Iterator[ClientResult]:
         alike: dict[tuple[int, int], list[int]] = defaultdict(list)
         for client in chosen:
-            epochs = self.local.epochs_of(self.seed, sent.round, client)
+            epochs = self.local.epochs_of(self.seed, broadcast.round, client)
             alike[size_of(self.clients[client]), epochs].append(client)
-        most = max(1, LARGEST // sent.weights.numel())
+        most = max(1, LARGEST // broadcast.weights.numel())
         for (size, epochs), clients in alike.items():
             for start in range(0, len(clients), most):
                 group = clients[start : start + most]
                 if len(group) == 1:
-                    yield from super().answers(sent, group, before_step)
+                    yield from super().answers(broadcast, group, before_step)
                     continue
                 try:
-                    answers = self.together(sent, group, size, epochs, before_step)
+                    answers = self.together(broadcast, group, size, epochs, before_step)
                 except NotStackable:
                     raise
                 except Exception as error:
                     if not (self.drop and is_the_clients(error)):
                         raise
-                    yield from super().answers(sent, group, before_step)  # one by one: who fails, and who does not
+                    yield from super().answers(broadcast, group, before_step)  # one by one: who fails, and who does not
                 else:
                     yield from answers
 
     def together(
-        self, sent: Broadcast, group: list[int], size: int, epochs: int, before_step: Callable[[], None]
-    ) -> list[Answer]:
-        self.training = group[0]
-        rule, correction, local = self.algorithm.perturbation, self.algorithm.correction, self.local
-        anchor, device, lr = sent.weights, self.model.device, local.lr_at(sent.round, self.algorithm)
+        self, broadcast: Broadcast, group: list[int], size: int, epochs: int, before_step: Callable[[], None]
+    ) -> list[ClientResult]:
+        """The results of clients that have `size` samples and `epochs` each."""
+        local, device = self.local, self.model.device
         memories = [self.store.get(client, Memory()).to(device) for client in group]
-        masks = [seeds.derive(self.seed, "step", sent.round, client) for client in group]
-        draws = [seeds.generator(self.seed, "batches", sent.round, client) for client in group]
         batches = [Batches(self.clients[client], device) for client in group]
-        mine, turns, constants = [], [], []
-        for memory, mask in zip(memories, masks, strict=True):
-            seeds.reseed_torch(mask, device)
-            mine.append(rule.begin(anchor, memory.perturbation))
-            turns.append(correction.prepare(anchor, memory.correction, sent.correction))
-            constants.append(rule.constant(anchor, mine[-1], sent.perturbation) if rule.gradient == "unused" else None)
-
-        gain, rate = turns[0].gain, turns[0].pull + local.weight_decay
-        bias = None if turns[0].bias is None else torch.stack([t.bias for t in turns if t.bias is not None])
-        inner = local.clip_scope == "corrected"
-        centre = anchor.new_zeros(())
-        if any(e is not None for e in constants):
-            centre = torch.stack([torch.zeros_like(anchor) if e is None else e for e in constants])
-        u = (anchor + centre).expand(len(group), -1).clone()
-        start, v = u.clone(), u.clone() if rule.gradient != "unused" else u
-        previous, heavy = torch.zeros_like(u), torch.zeros_like(u) if local.momentum else None
-        self.model.load_buffers(sent.buffers)
+        rngs = [seeds.generator(self.seed, "batches", broadcast.round, client) for client in group]
+        masks = [seeds.derive(self.seed, "step", broadcast.round, client) for client in group]
+        rows = self._begin(broadcast, memories, masks)
+        self.model.load_buffers(broadcast.buffers)
         held = self.model.state.tensors()
-        gradient = self._gradient()
-        losses, steps = torch.zeros(len(group), dtype=torch.float64), 0
-        orders = [batch_indices(size, local.batch_size, epochs, False, draw) for draw in draws]
+        step = self._step(rows)
+        noise = torch.empty_like(rows.tensors["u"]) if self.algorithm.perturbation.draws else None
+        losses: list[Tensor] = []
+        orders = [batch_indices(size, local.batch_size, epochs, False, rng) for rng in rngs]
         for chosen in zip(*orders, strict=True):
+            before_step()
             masks = [mask + 1 for mask in masks]
             pairs = [b.fetch(i, m) for b, i, m in zip(batches, chosen, masks, strict=True)]
             inputs = [
-                x if local.augment is None else local.augment(x, d) for (x, _), d in zip(pairs, draws, strict=True)
+                x if local.augment is None else local.augment(x, rng) for (x, _), rng in zip(pairs, rngs, strict=True)
             ]
             x, y = torch.stack(inputs), torch.stack([y for _, y in pairs])
-            if rule.gradient == "here":
-                previous = gradient(u, x, y)[0]
-            if rule.gradient != "unused":
-                for i, mask in enumerate(masks):
+            if noise is not None:
+                for row, mask in zip(noise, masks, strict=True):
                     seeds.reseed_torch(mask, device)
-                    torch.add(v[i], rule.ascend(previous[i], v[i], mine[i], sent.perturbation), out=u[i])
-            g, loss = gradient(u, x, y)
-            before_step()
-            self._check(loss, f"the loss of step {steps} is not finite", sent.round, group)
-            if rule.gradient == "previous":
-                previous.copy_(g)
-            if inner:
-                g.mul_(gain)
-                if bias is not None:
-                    g.add_(bias)
-            scale = torch.full_like(loss, 1.0 if inner else gain)
-            if local.clip is not None:
-                scale *= (local.clip / (g.norm(dim=1) + CLIP_EPS)).clamp_(max=1.0)
-            g.mul_(scale[:, None]).add_(v - centre, alpha=rate)
-            if bias is not None and not inner:
-                g.add_(bias)
-            if heavy is not None:
-                g = heavy.mul_(local.momentum).add_(g)
-            v.sub_(g, alpha=lr)
-            if v is not u:
-                u.copy_(v)
-            losses += loss.double().cpu()
-            steps += 1
-
-        self._check_buffers(sent, held)
+                    row.normal_()
+            losses.append(step(rows.tensors, x, y, len(losses), noise))
+            self.model.backward_passes += len(group) * self.algorithm.perturbation.passes
+        self._check_buffers(broadcast, held)
+        values = torch.stack(losses, dim=1).tolist()
+        for client, own in zip(group, values, strict=True):
+            wrong = next((number for number, value in enumerate(own) if not math.isfinite(value)), None)
+            if wrong is not None:
+                raise NotFinite(f"the loss of step {wrong} is not finite", broadcast.round, client)
         answers = []
         for i, client in enumerate(group):
-            memory = memories[i]
-            result = LocalResult(v[i] - start[i], steps, lr)
+            result, after, perturbation, correction = finish(rows.row(i), memories[i], broadcast, len(losses))
             if not all(math.isfinite(end) for end in result.update.aminmax()):
-                raise NotFinite("the update is not finite", sent.round, client)
-            after = Memory(
-                rule.remember(anchor, mine[i]), correction.remember(memory.correction, sent.correction, result)
-            )
-            answers.append(
-                Answer(
-                    client=client,
-                    examples=size,
-                    result=result,
-                    loss=float(losses[i]) / steps,
-                    perturbation=rule.upload(mine[i]),
-                    correction=correction.upload(memory.correction, after.correction),
-                    buffers=sent.buffers,
-                    memory=after,
-                )
-            )
+                raise NotFinite("the update is not finite", broadcast.round, client)
+            loss = sum(values[i]) / len(values[i])
+            answers.append(ClientResult(client, size, result, loss, perturbation, correction, broadcast.buffers, after))
         return answers
 
-    def _gradient(self) -> Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]:
-        """Gradients (clients x entries) and losses of stacked weights, each on its own batch."""
-        model, names = self.model, self.model.names
+    def _begin(self, broadcast: Broadcast, memories: list[Memory], masks: list[int]) -> Rows:
+        """Start every client, then stack what they start with."""
+        rounds, anchor = [], broadcast.weights
+        for memory, mask in zip(memories, masks, strict=True):
+            seeds.reseed_torch(mask, self.model.device)
+            empty = torch.empty_like(anchor)
+            rounds.append(
+                begin(self.algorithm, self.local, broadcast, memory, empty, lambda _: torch.empty_like(anchor))
+            )
+        first = rounds[0]
+        tensors: dict[str, Any] = {}
+        tensors["u"] = torch.stack([r.u for r in rounds])
+        tensors["g"] = torch.zeros_like(tensors["u"])
+        tensors["client_state"] = stacked_states([r.client_state for r in rounds], anchor) if first.ascends else {}
+        if first.ascends:
+            tensors["v"] = tensors["u"].clone()
+            tensors["ascent"] = torch.zeros_like(tensors["u"])
+        if first.momentum is not None:
+            tensors["momentum"] = torch.zeros_like(tensors["u"])
+        if any(r.affine.bias is not None for r in rounds):
+            tensors["bias"] = stack_or_zero([r.affine.bias for r in rounds], anchor)
+        if any(r.e is not None for r in rounds):
+            tensors["e"] = stack_or_zero([r.e for r in rounds], anchor)
+        return Rows(first, tensors, [r.client_state for r in rounds])
+
+    def _step(self, rows: Rows) -> Callable[..., Tensor]:
+        """One step of all clients: their losses, with the rows changed in place."""
+        model, names, shapes, sizes = self.model, self.model.names, self.model.shapes, self.model.sizes
         model.module.train()
 
-        def loss(weights: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+        def loss_at(flat: Tensor, x: Tensor, y: Tensor) -> Tensor:
+            pieces = torch.split(flat, sizes)
+            weights = {name: p.view(shape) for name, p, shape in zip(names, pieces, shapes, strict=True)}
             with torch.autocast(model.device.type, torch.bfloat16, enabled=model.bf16):
                 output = functional_call(model.module, weights, (x,))
             return self.local.loss(output.float() if model.bf16 else output, y)
 
-        each = vmap(grad_and_value(loss), randomness="error")
+        def one(row: dict[str, Any], x: Tensor, y: Tensor, number: int, noise: Tensor | None) -> Tensor:
+            def gradient(at: Tensor, out: Tensor, *, final: bool) -> Tensor:
+                gradient_there, loss = grad_and_value(loss_at)(at, x, y)
+                out.copy_(gradient_there)
+                return torch.as_tensor(loss)
 
-        def gradient(u: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-            pieces = torch.split(u, [shape.numel() for shape in model.shapes], dim=1)
-            weights = {k: p.view(len(u), *s) for k, p, s in zip(names, pieces, model.shapes, strict=True)}
+            r = rows.one(row)
+            loss = look(r, gradient, number, noise)
+            move(r)
+            return loss
+
+        def step(tensors: dict[str, Any], x: Tensor, y: Tensor, number: int, noise: Tensor | None) -> Tensor:
+            noise_dim = None if noise is None else 0
             try:
-                g, losses = each(weights, x, y)
+                losses: Tensor = vmap(one, (0, 0, 0, None, noise_dim), randomness="error")(tensors, x, y, number, noise)
             except RuntimeError as error:
                 raise NotStackable(
                     f"the stacked engine cannot train this model or loss ({str(error).splitlines()[0]}); "
                     "use the plain engine"
                 ) from error
-            model.backward_passes += len(u)
-            return torch.cat([g[name].flatten(1) for name in names], dim=1), losses
+            return losses
 
-        return gradient
+        return step
 
-    def _check_buffers(self, sent: Broadcast, held: dict[str, Tensor]) -> None:
+    def _check_buffers(self, broadcast: Broadcast, held: dict[str, Tensor]) -> None:
         """One module stands for all clients of a group, so they cannot differ in what it keeps."""
         replaced = self.model.state.replaced(held)
         if replaced:
             raise NotStackable(CHANGES.format(", ".join(replaced)))
         self.model.state.check()
         for name, tensor in self.model.buffers().items():
-            if not same_bits(tensor, sent.buffers[name]):
+            if not same_bits(tensor, broadcast.buffers[name]):
                 raise NotStackable(CHANGES.format(name))
 
-    @staticmethod
-    def _check(losses: Tensor, what: str, round: int, group: list[int]) -> None:
-        wrong = (~losses.isfinite()).nonzero().flatten().tolist()
-        if wrong:
-            raise NotFinite(what, round, group[wrong[0]])
+
+def row_of(tensors: Mapping[str, Any], i: int) -> dict[str, Any]:
+    """The tensors of one client."""
+    return {name: row_of(value, i) if isinstance(value, dict) else value[i] for name, value in tensors.items()}
+
+
+def stack_or_zero(vectors: Sequence[Tensor | None], like: Tensor) -> Tensor:
+    """A row per vector; zeros where there is none."""
+    return torch.stack([torch.zeros_like(like) if vector is None else vector for vector in vectors])
+
+
+def stacked_states(states: Sequence[State], like: Tensor) -> dict[str, Tensor]:
+    """A row per client of every vector that one of them has."""
+    names = dict.fromkeys(name for state in states for name in state)
+    return {name: stack_or_zero([state.get(name) for state in states], like) for name in names}

@@ -17,10 +17,10 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from fedlesam.core import disk
-from fedlesam.core.messages import Memory, apart
+from fedlesam.core.messages import Memory, unshare
 from fedlesam.core.names import one_line
-from fedlesam.rules.base import State
-from fedlesam.space import cannot_write
+from fedlesam.core.slots import State
+from fedlesam.core.space import cannot_write
 
 SLOTS = ("perturbation", "correction")
 
@@ -149,8 +149,8 @@ class Store(Mapping[int, Memory]):
         self.loose = set()
         self._collect([*gone, *((client, old) for old, client in left)])
 
-    def save(self, folder: Path, known: Collection[str]) -> dict[str, disk.Seal]:
-        """Put the current memories into a folder, lastingly; the seals of those that were not `known` to be there."""
+    def save(self, folder: Path, known: Collection[str]) -> dict[str, disk.FileDigest]:
+        """Put the current memories into a folder, lastingly; the digests of those that were not `known` to be there."""
         new = {}
         for client, round in self.rounds.items():
             name, shared = client_file(round, client), anchor_file(round)
@@ -171,7 +171,7 @@ class Store(Mapping[int, Memory]):
             if not there and (folder / shared).exists():
                 new[shared] = folder / shared
         disk.sync(new.values())
-        return {name: disk.seal(path) for name, path in new.items()}
+        return {name: disk.digest_of(path) for name, path in new.items()}
 
     def adopt(self, folder: Path, rounds: Mapping[int, int], empty: Collection[int]) -> None:
         """Begin with the memories that a folder has of these rounds, and forget all others."""
@@ -293,4 +293,4 @@ def _map(path: Path) -> tuple[State, dict[str, str]]:
 
 
 def _save(state: State, path: Path, about: dict[str, str]) -> None:
-    disk.write_tensors(path, apart(state), about, sync=False)
+    disk.write_tensors(path, unshare(state), about, sync=False)

@@ -24,7 +24,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
-from fedlesam.core.messages import apart
+from fedlesam.core.messages import unshare
 from fedlesam.engines.meeting import WorkerLost as WorkerLost
 from fedlesam.engines.meeting import agree, open_store
 from fedlesam.engines.signals import STOPS
@@ -249,7 +249,7 @@ def _die_with_parent(parent: int) -> None:
 
 
 def _pack(about: Any, tensors: Mapping[str, Tensor]) -> Tensor:
-    content = apart({name: tensor.cpu() for name, tensor in tensors.items()}) or {"": torch.empty(0)}
+    content = unshare({name: tensor.cpu() for name, tensor in tensors.items()}) or {"": torch.empty(0)}
     return torch.frombuffer(bytearray(save(content, metadata={"about": json.dumps(about)})), dtype=torch.uint8)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from safetensors.torch import save as as_bytes
 
-from fedlesam.core.messages import apart
+from fedlesam.core.messages import unshare
 from fedlesam.core.server import ServerState
 from fedlesam.flower.files import write
 from fedlesam.flower.records import unpack
@@ -38,7 +38,7 @@ def save(folder: Path, checkpoint: Checkpoint) -> None:
     state = checkpoint.state
     named = {"weights": state.weights}
     named |= {f"{group}.{name}": value for group in GROUPS for name, value in getattr(state, group).items()}
-    content = as_bytes(apart({name: value.cpu() for name, value in named.items()}))
+    content = as_bytes(unshare({name: value.cpu() for name, value in named.items()}))
     digest = hashlib.sha256(content).hexdigest()
     kept = Kept(f"state-round{state.round:06d}-{digest[:8]}.safetensors", digest)
     write(folder / kept.file, content)

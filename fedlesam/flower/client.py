@@ -8,13 +8,13 @@ from flwr.app import Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from torch import nn
 
-from fedlesam import lookup
+from fedlesam import algorithms
 from fedlesam.algorithms import CATALOGUE, Algorithm
 from fedlesam.core.batches import ClientData, check_client
 from fedlesam.core.buffers import Unsupported
 from fedlesam.core.checks import NotFinite, check_count
-from fedlesam.core.client import finish, local_update
-from fedlesam.core.computing import computing
+from fedlesam.core.client import drain, local_update
+from fedlesam.core.computing import compute_context
 from fedlesam.core.flat_model import FlatModel
 from fedlesam.core.local import LocalTraining
 from fedlesam.core.messages import Memory
@@ -58,14 +58,14 @@ def client_app(
         flat, data = FlatModel(module), load_data(context)
         check_client(data, f"client {client}")
         order = records.read_order(message.content, flat)
-        rules = resolve(order, algorithm).shaped(flat.sizes)
+        rules = resolve(order, algorithm).for_model(flat.tensors)
         memories = Memories(context.state, folder_of(context), client)
         found = memories.find(order.used) if order.used else Memory()
         before, lost = found or Memory(), found is None
-        with computing(threads, flat.device):
+        with compute_context(threads, flat.device):
             steps = local_update(flat, data, rules, training, order.sent, before, client=client, seed=order.seed)
             try:
-                answer = finish(steps)
+                answer = drain(steps)
             except (NotFinite, Unsupported) as error:
                 return Message(Error(RAISED, str(error)), reply_to=message)
         memories.keep(**({order.used: before} if order.used and not lost else {}), **{order.ticket: answer.memory})
@@ -101,7 +101,7 @@ def resolve(order: records.Order, own: Algorithm | None) -> Algorithm:
         raise ValueError(
             f"the server runs {order.algorithm}, not in the catalogue: give it to client_app(algorithm=...) too"
         )
-    rules = own if own is not None else lookup.get(order.name, **order.hyper)
+    rules = own if own is not None else algorithms.get(order.name, **order.hyper)
     if repr(rules) != order.algorithm:
         raise ValueError(f"the server runs {order.algorithm}, this app {rules!r}: install the same version on both")
     return rules

@@ -15,7 +15,7 @@ from flwr.app import ArrayRecord
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 
-from fedlesam.core.messages import Memory, apart
+from fedlesam.core.messages import Memory, unshare
 from fedlesam.flower import records
 from fedlesam.flower.files import write
 
@@ -61,7 +61,7 @@ class Memories:
             if file is not None and not file.exists():
                 named = {f"perturbation.{name}": value for name, value in memory.perturbation.items()}
                 named |= {f"correction.{name}": value for name, value in memory.correction.items()}
-                write(file, save(apart(named)))
+                write(file, save(unshare(named)))
 
     def _file(self, ticket: str) -> Path | None:
         return None if self.folder is None else self.folder / f"client{self.client:06d}-{ticket}.safetensors"

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from fedlesam.core.buffers import AVERAGED
 from fedlesam.core.flat_model import FlatModel
-from fedlesam.core.messages import Answer, Broadcast, Memory
-from fedlesam.rules.base import LocalResult, State
+from fedlesam.core.messages import Broadcast, ClientResult, Memory
+from fedlesam.core.slots import LocalResult, State
 
 RAW = "fedlesam.raw"
 """Serialisation of an Array: its entries in order, little-endian, and nothing else; so its bytes are the ledger's."""
@@ -191,7 +191,7 @@ def read_order(content: RecordDict, model: FlatModel) -> Order:
     )
 
 
-def answer_content(answer: Answer, lost: bool, anchor: Tensor, model: FlatModel | None) -> RecordDict:
+def answer_content(answer: ClientResult, lost: bool, anchor: Tensor, model: FlatModel | None) -> RecordDict:
     """What leaves a client. `model` is given where the answer must look like one."""
     if model is not None:
         views = zip(model.names, model.views(anchor + answer.result.update), strict=True)
@@ -219,7 +219,7 @@ class Expected:
     as_model: bool
 
 
-def read_answer(content: RecordDict, client: int, anchor: Tensor, expected: Expected) -> tuple[Answer, bool]:
+def read_answer(content: RecordDict, client: int, anchor: Tensor, expected: Expected) -> tuple[ClientResult, bool]:
     """A client's answer, and whether it had lost its memory. Whatever is wrong with it is a ValueError."""
     record, metrics = _record(content.array_records, ARRAYS), _record(content.metric_records, METRICS)
     if sorted(record) != sorted(expected.shapes):
@@ -245,7 +245,7 @@ def read_answer(content: RecordDict, client: int, anchor: Tensor, expected: Expe
         raise ValueError(f"its numbers cannot be: {numbers}")
     if not math.isfinite(numbers["loss"]) or not (math.isfinite(numbers["lr"]) and numbers["lr"] > 0):
         raise ValueError(f"its loss {numbers['loss']} or learning rate {numbers['lr']} is not finite and positive")
-    answer = Answer(
+    answer = ClientResult(
         client=client,
         examples=numbers["num-examples"],
         result=LocalResult(named["update"], numbers["steps"], numbers["lr"]),

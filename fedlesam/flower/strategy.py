@@ -21,21 +21,21 @@ from flwr.serverapp.strategy import Strategy as FlowerStrategy
 from flwr.supercore import log
 from torch import nn
 
-from fedlesam import lookup
+from fedlesam import algorithms
 from fedlesam.algorithms import Algorithm
 from fedlesam.core import seeds
 from fedlesam.core.checks import NotFinite, check_choice, check_count, check_number
 from fedlesam.core.flat_model import FlatModel
-from fedlesam.core.messages import Answer, Broadcast
+from fedlesam.core.messages import Broadcast, ClientResult
 from fedlesam.core.module_check import check_module
 from fedlesam.core.reduction import Reduction
 from fedlesam.core.server import ServerState, server_step
+from fedlesam.core.slots import LocalResult, RoundResult
 from fedlesam.federation import count_active
 from fedlesam.flower import checkpoint, records
 from fedlesam.flower.checkpoint import Checkpoint
 from fedlesam.flower.exchange import LATE, POLL, exchange
 from fedlesam.flower.tally import Tally, summing, without
-from fedlesam.rules.base import LocalResult, RoundResult
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Round:
     """From 0, as t in the learning rate lr * decay ** t."""
     active: list[int]
     """The clients that were asked."""
-    left_out: dict[int, str]
+    dropped: dict[int, str]
     """Those of the drawn clients whose answer was not used, and why."""
     lost: list[int]
     """Those that answered and had lost their memory: they count as never active before."""
@@ -66,7 +66,7 @@ class Open:
     sent: Broadcast
     drawn: list[int]
     messages: dict[int, Message]
-    left_out: dict[int, str]
+    dropped: dict[int, str]
     began: float = field(default_factory=time.perf_counter)
 
 
@@ -104,7 +104,7 @@ class Strategy(FlowerStrategy):
         self.name, self.hyper = (algorithm, dict(hyper or {})) if isinstance(algorithm, str) else ("", {})
         if hyper and not isinstance(algorithm, str):
             raise ValueError("hyper goes with the name of a method; an Algorithm has its own")
-        self.algorithm = lookup.get(algorithm, **self.hyper) if isinstance(algorithm, str) else algorithm
+        self.algorithm = algorithms.get(algorithm, **self.hyper) if isinstance(algorithm, str) else algorithm
         if not isinstance(self.algorithm, Algorithm):
             raise ValueError(f"algorithm must be a name or an Algorithm, got {algorithm!r}")
         check_count("Strategy", "clients", clients)
@@ -113,9 +113,9 @@ class Strategy(FlowerStrategy):
         check_number("Strategy", "patience", patience, at_least=0)
         check_choice("Strategy", "weighting", weighting, ("clients", "examples"))
         check_choice("Strategy", "answer", answer, ("update", "model"))
-        if weighting == "examples" and self.algorithm.plain_mean_rules:
+        if weighting == "examples" and self.algorithm.uniform_rules:
             raise ValueError(
-                f"weighting by examples does not work with {', '.join(self.algorithm.plain_mean_rules)}: "
+                f"weighting by examples does not work with {', '.join(self.algorithm.uniform_rules)}: "
                 'the server state of these rules is a plain mean over clients; use weighting="clients"'
             )
         self.clients, self.seed, self.weighting = clients, seed, weighting
@@ -172,7 +172,7 @@ class Strategy(FlowerStrategy):
             self.configure_train(number, result.arrays, train_config or ConfigRecord(), grid)
             assert self._open is not None
             replies, missing = exchange(grid, self._open.messages, timeout)
-            self._open.left_out |= missing
+            self._open.dropped |= missing
             arrays, metrics = self.aggregate_train(number, list(replies.values()))
             if arrays is None or metrics is None:
                 failed += 1
@@ -221,9 +221,9 @@ class Strategy(FlowerStrategy):
         if self._open is None:
             raise ValueError("aggregate_train comes after configure_train")
         current, self._open = self._open, None
-        answers, lost, left_out = self._read(current, replies)
-        reduction, answers = self._reduce(current, answers, left_out)
-        self._report(current, left_out)
+        answers, lost, dropped = self._read(current, replies)
+        reduction, answers = self._reduce(current, answers, dropped)
+        self._report(current, dropped)
         if len(answers) < self.minimum:
             log(WARNING, "round %d: %d answers, %d needed; again", current.sent.round, len(answers), self.minimum)
             return None, None
@@ -234,7 +234,7 @@ class Strategy(FlowerStrategy):
         record = Round(
             round=current.sent.round,
             active=sorted(current.messages),
-            left_out=dict(sorted(left_out.items())),
+            dropped=dict(sorted(dropped.items())),
             lost=sorted(lost),
             train_loss=reduction.loss,
             lr=reduction.lr,
@@ -245,7 +245,7 @@ class Strategy(FlowerStrategy):
         self._commit(state, self.used | dict.fromkeys(answers, current.ticket), tally, [*self.rounds, record])
         log(INFO, "round %d: %d answers, loss %.4f", record.round, len(answers), record.train_loss)
         numbers = {"train-loss": record.train_loss, "lr": record.lr, "answers": len(answers)}
-        sizes = {"left-out": len(left_out), "bytes-down": record.bytes_down, "bytes-up": record.bytes_up}
+        sizes = {"left-out": len(dropped), "bytes-down": record.bytes_down, "bytes-up": record.bytes_up}
         return self.arrays, MetricRecord({**numbers, **sizes})
 
     def configure_evaluate(
@@ -337,11 +337,13 @@ class Strategy(FlowerStrategy):
 
     # What came back
 
-    def _read(self, current: Open, replies: Iterable[Message]) -> tuple[dict[int, Answer], set[int], dict[int, str]]:
+    def _read(
+        self, current: Open, replies: Iterable[Message]
+    ) -> tuple[dict[int, ClientResult], set[int], dict[int, str]]:
         asked = {message.metadata.message_id: client for client, message in current.messages.items()}
-        answers: dict[int, Answer] = {}
+        answers: dict[int, ClientResult] = {}
         lost: set[int] = set()
-        left_out = dict(current.left_out)
+        dropped = dict(current.dropped)
         for reply in replies:
             client = asked.get(reply.metadata.reply_to_message_id)
             if client is None or client in answers:
@@ -353,19 +355,19 @@ class Strategy(FlowerStrategy):
                 answers[client], forgot = records.read_answer(reply.content, client, weights, self.expected)
                 lost |= {client} if forgot else set()
             except Exception as error:
-                left_out[client] = str(error)
+                dropped[client] = str(error)
         for client in current.messages:
             if client not in answers:
-                left_out.setdefault(client, LATE)
+                dropped.setdefault(client, LATE)
         if answers:
             usual = statistics.median_low(answer.result.lr for answer in answers.values())
             for client in [client for client, answer in answers.items() if answer.result.lr != usual]:
-                left_out[client] = f"its learning rate is {answers.pop(client).result.lr}, that of the others {usual}"
-        return dict(sorted(answers.items())), lost, left_out
+                dropped[client] = f"its learning rate is {answers.pop(client).result.lr}, that of the others {usual}"
+        return dict(sorted(answers.items())), lost, dropped
 
     def _reduce(
-        self, current: Open, answers: dict[int, Answer], left_out: dict[int, str]
-    ) -> tuple[Reduction, dict[int, Answer]]:
+        self, current: Open, answers: dict[int, ClientResult], dropped: dict[int, str]
+    ) -> tuple[Reduction, dict[int, ClientResult]]:
         """The sums, and the answers that are in them."""
         by_examples = self.weighting == "examples"
         weight = sum(answer.examples for answer in answers.values()) if by_examples else len(current.drawn)
@@ -376,11 +378,11 @@ class Strategy(FlowerStrategy):
                 reduction.add(answer)
                 added[client] = answer
             except NotFinite as error:
-                left_out[client] = str(error)
+                dropped[client] = str(error)
         return reduction, added
 
-    def _report(self, current: Open, left_out: dict[int, str]) -> None:
-        for client, reason in sorted(left_out.items()):
+    def _report(self, current: Open, dropped: dict[int, str]) -> None:
+        for client, reason in sorted(dropped.items()):
             log(WARNING, "round %d: client %d is left out: %s", current.sent.round, client, reason)
 
     def _expected(self) -> records.Expected:
@@ -388,7 +390,7 @@ class Strategy(FlowerStrategy):
         w, state = self.state.weights, self.state
         perturbation, correction = self.algorithm.perturbation, self.algorithm.correction
         uploads = {f"perturbation.{k}": v for k, v in perturbation.upload(perturbation.begin(w, {})).items()}
-        after = correction.remember({}, state.correction, LocalResult(torch.zeros_like(w), 1, 1.0))
+        after = correction.next_client_state({}, state.correction, LocalResult(torch.zeros_like(w), 1, 1.0))
         uploads |= {f"correction.{k}": v for k, v in correction.upload({}, after).items()}
         uploads |= {f"buffers.{k}": v for k, v in state.buffers.items()}
         if self.as_model:
@@ -445,8 +447,8 @@ class Strategy(FlowerStrategy):
             return
         self.state, self.used, self.tally = found.state, dict(found.used), found.tally
         for line in found.rounds:
-            left_out = {int(client): reason for client, reason in line["left_out"].items()}
-            self.rounds.append(Round(**{**line, "left_out": left_out}))
+            dropped = {int(client): reason for client, reason in line["dropped"].items()}
+            self.rounds.append(Round(**{**line, "dropped": dropped}))
 
     def _evaluate(self, evaluate: Callable[[int, ArrayRecord], MetricRecord | None] | None, result: Result) -> None:
         found = evaluate(self.state.round, result.arrays) if evaluate is not None else None

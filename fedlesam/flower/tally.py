@@ -16,17 +16,17 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 
 from fedlesam.algorithms import Algorithm
-from fedlesam.core.messages import Answer, apart
+from fedlesam.core.messages import ClientResult, unshare
 from fedlesam.core.server import ServerState
+from fedlesam.core.slots import Rule, State
 from fedlesam.flower.files import write
-from fedlesam.rules.base import Rule, State
 
 SLOTS = ("perturbation", "correction", "server")
 
 
 def summing(algorithm: Algorithm) -> list[str]:
     """The slots whose server state is a sum over clients."""
-    return [slot for slot in SLOTS if type(getattr(algorithm, slot)).forget is not Rule.forget]
+    return [slot for slot in SLOTS if type(getattr(algorithm, slot)).remove_client is not Rule.remove_client]
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Tally:
         assert self.folder is not None
         return load_checked(self.folder / kept.file, kept.sha256)
 
-    def plus(self, algorithm: Algorithm, round: int, answers: Iterable[Answer], lost: set[int]) -> "Tally":
+    def plus(self, algorithm: Algorithm, round: int, answers: Iterable[ClientResult], lost: set[int]) -> "Tally":
         """With what these clients sent; those that had lost their memory begin anew."""
         slots, clients = summing(algorithm), dict(self.clients)
         for answer in answers if slots else ():
@@ -64,7 +64,7 @@ class Tally:
     def _keep(self, name: str, sums: State) -> Kept | State:
         if self.folder is None:
             return sums
-        content = save(apart({key: value.cpu() for key, value in sums.items()}))
+        content = save(unshare({key: value.cpu() for key, value in sums.items()}))
         write(self.folder / name, content)
         return Kept(name, hashlib.sha256(content).hexdigest())
 
@@ -77,12 +77,12 @@ def without(state: ServerState, algorithm: Algorithm, tally: Tally, lost: Iterab
             sent = {name.partition(".")[2]: value for name, value in sums.items() if name.startswith(f"{slot}.")}
             sent = {name: value.to(state.weights.device) for name, value in sent.items()}
             rule, change = getattr(algorithm, slot), {}
-            change[slot] = rule.forget(getattr(state, slot), sent, 1 / clients)
+            change[slot] = rule.remove_client(getattr(state, slot), sent, 1 / clients)
             state = replace(state, **change)
     return state
 
 
-def _sent(answer: Answer, slots: list[str]) -> State:
+def _sent(answer: ClientResult, slots: list[str]) -> State:
     of: dict[str, State] = {
         "perturbation": answer.perturbation,
         "correction": answer.correction,

@@ -41,7 +41,7 @@ def make_model(spec: str, shape: Shape, classes: int, seed: int) -> nn.Module:
     Raises:
         ValueError: The name or an option is not known, or the network cannot be made for this shape.
     """
-    with seeds.untouched(torch.device("cpu")):
+    with seeds.preserve_rng(torch.device("cpu")):
         torch.manual_seed(seeds.derive(seed, "model"))
         name, _, options = spec.partition(":")
         if name in MODELS:

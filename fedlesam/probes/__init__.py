@@ -4,7 +4,6 @@ from fedlesam.probes.drift import Drift, drift_of
 from fedlesam.probes.estimate import constant_perturbations, cosine
 from fedlesam.probes.hessian import eigenvalues, trace
 from fedlesam.probes.loss import GlobalLoss
-from fedlesam.probes.offline import open_run
 from fedlesam.probes.sharpness import Rise, rise
 from fedlesam.probes.surface import Grid, Surface, directions, surface_of
 from fedlesam.probes.theory import Theory, Variation, theorem_1, theorem_2
@@ -22,7 +21,6 @@ __all__ = [
     "directions",
     "drift_of",
     "eigenvalues",
-    "open_run",
     "rise",
     "surface_of",
     "theorem_1",

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from fedlesam.core.checks import check_count
-from fedlesam.core.computing import computing
+from fedlesam.core.computing import compute_context
 from fedlesam.federation import Federation
 from fedlesam.probes.replay import heard
 
@@ -86,7 +86,7 @@ class Probe:
 
 def beside(federation: Federation) -> AbstractContextManager[None]:
     """The run's threads, so that the same bits come out while it trains and afterwards; random numbers left alone."""
-    return computing(federation.threads, federation.state.weights.device)
+    return compute_context(federation.threads, federation.state.weights.device)
 
 
 def every_or(samples: int) -> int | None:

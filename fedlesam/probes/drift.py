@@ -14,7 +14,7 @@ from fedlesam.federation import Federation
 from fedlesam.probes.base import Look, Probe, Tick, Values, every_or
 from fedlesam.probes.loss import GlobalLoss
 from fedlesam.probes.replay import answering, check_memories, heard, lockstep, named
-from fedlesam.rules.perturbation import LocalAscent, NoPerturbation
+from fedlesam.rules import LocalAscent, NoPerturbation
 
 
 @dataclass(frozen=True)
@@ -57,12 +57,12 @@ def drift_of(
     active: Sequence[int] | None = None,
     full: GlobalLoss | None = None,
     tick: Tick = lambda done, of: None,
-    left_out: dict[int, str] | None = None,
+    dropped: dict[int, str] | None = None,
 ) -> Drift:
     """The drift of the coming round, played beside the federation with its active clients in lockstep.
 
     Who will not be part of the round is not part of it here: the silent ones, unless `active` names those to take, and
-    with `on_client_error="drop"` those that will fail; `left_out` is told why.
+    with `on_client_error="drop"` those that will fail; `dropped` is told why.
 
     u_g is the direction of the gradient of `loss` at the virtual global model w + mean of (v_i - w): one gradient of
     all its samples for every local step. `full` is where SAM's full client gradients are taken, if they are wanted.
@@ -70,8 +70,8 @@ def drift_of(
     check_perturbs(federation.algorithm)
     check_memories("drift", federation)
     chosen, failing = answering(federation, heard(federation) if active is None else active)
-    if left_out is not None:
-        left_out |= failing
+    if dropped is not None:
+        dropped |= failing
     ascends_alone = isinstance(federation.algorithm.perturbation, LocalAscent)
     pairs: list[tuple[float, float]] = []
     full_pairs: list[tuple[float, float]] = []
@@ -139,7 +139,7 @@ class DriftProbe(Probe):
     def measure(self, look: Look) -> tuple[Values, dict[str, Any]]:
         loss = GlobalLoss.of(look.federation, every_or(self.samples))
         full = GlobalLoss.of(look.federation) if self.full else None
-        left_out: dict[int, str] = {}
-        found = drift_of(look.federation, loss, look.active, full, look.tick, left_out)
-        look.missing.extend(named(left_out))
+        dropped: dict[int, str] = {}
+        found = drift_of(look.federation, loss, look.active, full, look.tick, dropped)
+        look.missing.extend(named(dropped))
         return {name: value for name, value in vars(found).items() if value is not None}, {"samples": loss.samples}

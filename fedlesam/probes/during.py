@@ -55,9 +55,9 @@ class Watch:
         for probe in self.probes:
             if probe.at_end if last else done % probe.every == 0:
                 reading = take(probe, Look(self.federation, self.previous, trains_on=not last), self.path)
-                self._speak_of(reading)
+                self._log_dropped(reading)
 
-    def _speak_of(self, reading: Reading) -> None:
+    def _log_dropped(self, reading: Reading) -> None:
         """Of each probe once: the rest is in probes.jsonl."""
         if reading.missing and not reading.values and reading.probe not in self._spoken:
             self._spoken.add(reading.probe)

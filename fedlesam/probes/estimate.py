@@ -24,26 +24,28 @@ def cosine(one: Tensor, other: Tensor) -> float:
 
 
 def constant_perturbations(
-    federation: Federation, active: Sequence[int], left_out: dict[int, str] | None = None
+    federation: Federation, active: Sequence[int], dropped: dict[int, str] | None = None
 ) -> dict[int, Tensor]:
     """What each of these clients will add to its weights in the coming round, where that is fixed for the round.
 
-    Who fails at it is left out where the round would do so; `left_out` is told why.
+    Who fails at it is left out where the round would do so; `dropped` is told why.
     """
     rule, state = federation.algorithm.perturbation, federation.state
     if rule.gradient != "unused":
         return {}
     found, device = {}, state.weights.device
-    with seeds.untouched(device):
+    with seeds.preserve_rng(device):
         for client in active:
             seeds.reseed_torch(seeds.derive(federation.seed, "step", state.round, client), device)
             memory = federation.memories.get(client, Memory()).perturbation
             try:
-                found[client] = rule.constant(state.weights, rule.begin(state.weights, memory), state.perturbation)
+                found[client] = rule.round_perturbation(
+                    state.weights, rule.begin(state.weights, memory), state.perturbation
+                )
             except Exception as error:
                 if federation.on_client_error == "stop" or not is_the_clients(error):
                     raise
-                (left_out if left_out is not None else {})[client] = reason(error)
+                (dropped if dropped is not None else {})[client] = reason(error)
     return {client: e for client, e in found.items() if e is not None and e.norm() > 0}
 
 
@@ -77,9 +79,9 @@ class Estimate(Probe):
         if look.previous is not None:
             values["cosine_previous"] = cosine(look.previous - w, g)
             values["step_norm"] = float((look.previous - w).norm())
-        left_out: dict[int, str] = {}
-        cosines = [cosine(e, g) for e in constant_perturbations(federation, look.active, left_out).values()]
-        look.missing.extend(named(left_out))
+        dropped: dict[int, str] = {}
+        cosines = [cosine(e, g) for e in constant_perturbations(federation, look.active, dropped).values()]
+        look.missing.extend(named(dropped))
         if cosines:
             values |= {"cosine": fmean(cosines), "cosine_min": min(cosines), "cosine_max": max(cosines)}
         return {**values, "clients": len(cosines)}, {"samples": loss.samples}

@@ -86,11 +86,10 @@ class GlobalLoss:
     def gradient(self, weights: Tensor) -> tuple[float, Tensor]:
         """F and its gradient."""
         self.model.weights.copy_(weights)
-        loss, total = 0.0, torch.zeros_like(weights)
-        pieces = self.model.views(total)
+        loss, total, gradient = 0.0, torch.zeros_like(weights), self.model.scratch("g")
         for x, y, share in self._batches():
-            loss += share * self.model.backward(self.loss, x, y)
-            torch._foreach_add_(pieces, self.model.gradients(), alpha=share)
+            loss += share * self.model.backward(self.loss, x, y, gradient).item()
+            total.add_(gradient, alpha=share)
         return loss, total
 
     def finite_gradient(self, weights: Tensor) -> tuple[float, Tensor]:
@@ -150,5 +149,5 @@ class GlobalLoss:
         data, device = self.data[client], self.model.device
         if as_tensors(data) is not None:
             return Batches(data, device).fetch(indices, seed=0)
-        with seeds.untouched(device):
+        with seeds.preserve_rng(device):
             return Batches(data, device).fetch(indices, seed=0)

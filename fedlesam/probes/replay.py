@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from fedlesam.core import seeds
-from fedlesam.core.client import Step, local_update
+from fedlesam.core.client import LocalStep, local_update
 from fedlesam.core.flat_model import FlatModel
-from fedlesam.core.messages import Answer, Memory
+from fedlesam.core.messages import ClientResult, Memory
 from fedlesam.federation import Federation
 
 
@@ -39,7 +39,7 @@ def lockstep(federation: Federation, active: Sequence[int]) -> Iterator[list[Pla
     ends: dict[int, Tensor] = {}
     while True:
         places = []
-        with seeds.untouched(federation.state.weights.device):
+        with seeds.preserve_rng(federation.state.weights.device):
             for client, walk in walks.items():
                 try:
                     step = next(walk) if client not in ends else None
@@ -61,40 +61,40 @@ def heard(federation: Federation) -> list[int]:
 
 
 def trained(
-    federation: Federation, asked: Sequence[int], left_out: dict[int, str] | None = None
+    federation: Federation, asked: Sequence[int], dropped: dict[int, str] | None = None
 ) -> Iterator[tuple[int, Tensor]]:
     """The clients' local models at the end of the round, one after the other.
 
-    Whom the round would leave out is left out here, by the same rules: `left_out` is told why. Who would stop the run
+    Whom the round would leave out is left out here, by the same rules: `dropped` is told why. Who would stop the run
     raises.
     """
     engine, sent = federation.understudy(), federation.state.broadcast()
     answers = engine.accepted(sent, asked, engine.reduction(sent, asked), lambda: None)
     while True:
-        with seeds.untouched(sent.weights.device):
+        with seeds.preserve_rng(sent.weights.device):
             answer = next(answers, None)
         if answer is None:
             break
         yield answer.client, sent.weights + answer.result.update
-    if left_out is not None:
-        left_out |= engine.left_out
+    if dropped is not None:
+        dropped |= engine.dropped
 
 
 def answering(federation: Federation, asked: Sequence[int]) -> tuple[list[int], dict[int, str]]:
     """Those of the clients that will be part of the round, and why the others will not; it is played to find out."""
-    left_out: dict[int, str] = {}
+    dropped: dict[int, str] = {}
     if federation.on_client_error == "stop":
-        return list(asked), left_out
-    for _ in trained(federation, asked, left_out):
+        return list(asked), dropped
+    for _ in trained(federation, asked, dropped):
         pass
-    return [client for client in asked if client not in left_out], left_out
+    return [client for client in asked if client not in dropped], dropped
 
 
-def named(left_out: dict[int, str]) -> list[str]:
-    return [f"client {client} is left out: {why}" for client, why in sorted(left_out.items())]
+def named(dropped: dict[int, str]) -> list[str]:
+    return [f"client {client} is left out: {why}" for client, why in sorted(dropped.items())]
 
 
-def _steps(federation: Federation, client: int, model: FlatModel) -> Generator[Step, None, Answer]:
+def _steps(federation: Federation, client: int, model: FlatModel) -> Generator[LocalStep, None, ClientResult]:
     return local_update(
         model,
         federation.clients[client],

@@ -131,14 +131,14 @@ class Sharpness(Probe):
         }
         local: dict[int, float] = {}
         ends: dict[int, float] = {}
-        left_out: dict[int, str] = {}
+        dropped: dict[int, str] = {}
         for done, client in enumerate(clients, 3):
             local[client] = rise(loss.only(client), w, self.radius, self.steps).ascent
             look.tick(done, total)
-        for done, (client, v) in enumerate(trained(federation, active, left_out), 3 + len(clients)):
+        for done, (client, v) in enumerate(trained(federation, active, dropped), 3 + len(clients)):
             ends[client] = rise(loss.only(client), v, self.radius, self.steps).ascent
             look.tick(done, total)
-        look.missing.extend(named(left_out))
+        look.missing.extend(named(dropped))
         for name, found in (("local", local), ("trained", ends)):
             if found:
                 all_finite = all(map(math.isfinite, found.values()))

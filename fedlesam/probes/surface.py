@@ -25,7 +25,6 @@ from fedlesam.core import seeds
 from fedlesam.core.checks import check_count, check_number
 from fedlesam.probes.base import Tick
 from fedlesam.probes.loss import GlobalLoss
-from fedlesam.runs.folder import RunFolder
 
 SECONDS_BETWEEN_SAVES = 10.0
 
@@ -148,8 +147,9 @@ def surface_of(
     return found
 
 
-def path_of(folder: RunFolder, dims: int) -> Path:
-    return folder.path / f"surface-{dims}d.safetensors"
+def path_of(folder: Path, dims: int) -> Path:
+    """The surface's file in a run folder."""
+    return folder / f"surface-{dims}d.safetensors"
 
 
 def write(found: Surface, path: Path) -> None:

@@ -20,14 +20,12 @@ from fedlesam.algorithms import Algorithm
 from fedlesam.core import seeds
 from fedlesam.core.checks import check_count, check_number
 from fedlesam.core.local import LocalTraining
+from fedlesam.core.slots import RoundResult, State
 from fedlesam.federation import Federation
 from fedlesam.probes.estimate import cosine
 from fedlesam.probes.loss import GlobalLoss
 from fedlesam.probes.replay import lockstep
-from fedlesam.rules.base import RoundResult, State
-from fedlesam.rules.correction import NoCorrection
-from fedlesam.rules.perturbation import Ascent, GlobalAscent, LocalAscent
-from fedlesam.rules.server import Average
+from fedlesam.rules import Ascent, Average, GlobalAscent, LocalAscent, NoCorrection
 
 STEPS = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 """L * lr_g * lr, from hardly moving to one Newton step along the steepest axis."""
@@ -202,10 +200,10 @@ class RandomDirection(Ascent):
     def initial(self, anchor: Tensor) -> State:
         return {"u": _unit(torch.randn(anchor.shape, generator=self.draw, dtype=anchor.dtype))}
 
-    def constant(self, anchor: Tensor, mine: State, ours: State) -> Tensor | None:
-        return self.rho * ours["u"]
+    def round_perturbation(self, anchor: Tensor, client_state: State, server_state: State) -> Tensor | None:
+        return self.rho * server_state["u"]
 
-    def aggregate(self, ours: State, result: RoundResult) -> State:
+    def aggregate(self, server_state: State, result: RoundResult) -> State:
         return self.initial(result.anchor)
 
 

@@ -8,8 +8,8 @@ from itertools import accumulate
 import numpy as np
 
 from fedlesam.report.groups import Comparison, Group, is_about_how, shown
-from fedlesam.report.read import Measurement, Run
 from fedlesam.runs.evaluated import HELD_OUT, RENAMED
+from fedlesam.runs.read import Measurement, Run
 
 COSTS = {
     "MB sent": ("bytes_down", "bytes_up"),

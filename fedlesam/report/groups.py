@@ -7,11 +7,11 @@ from functools import cache
 from typing import Any
 
 from fedlesam.core.names import is_path
-from fedlesam.report.methods import is_centralised, method_name
-from fedlesam.report.read import Run, Surface
 from fedlesam.report.style import Look, looks
 from fedlesam.runs import config as configs
 from fedlesam.runs.config import RunConfig
+from fedlesam.runs.methods import is_centralised, method_name
+from fedlesam.runs.read import Run, Surface
 
 ASIDE = (*configs.NO_MATTER, "seed", "threads", "device", "evaluate_every", "per_client")
 """Settings in which the runs of one group may differ."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from fedlesam.report.groups import Comparison, Group
-from fedlesam.report.read import Run
+from fedlesam.runs.read import Run
 
 BYTES_OF_A_VALUE = 4
 

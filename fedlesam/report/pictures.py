@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from fedlesam.report.charts import ACCURACY, Chart, learning_curves
 from fedlesam.report.groups import Group, compare_runs
-from fedlesam.report.read import Run
+from fedlesam.runs.config import RunConfig
+from fedlesam.runs.read import Run
 
 COLUMN = 3.4
 """Width of a column of a paper, in inches."""
@@ -134,3 +135,21 @@ def save(figure: Figure, path: Path, dots: int = 150) -> Path:
     figure.savefig(beside, dpi=dots, metadata=undated)
     beside.replace(path)
     return path
+
+
+def comparison(runs: list[Run], out: Path) -> list[Path]:
+    """The accuracy curves, and the split of the first seed."""
+    config = runs[0].config
+    counts = runs[0].class_counts()
+    clients = config.clients if counts is None else len(counts)
+    title = f"{config.data}, {config.model}, {config.split}, {clients} clients, {_active(config)} active"
+    drawn = [accuracy_curves(runs, out / "accuracy.png", title)]
+    if counts is not None:
+        classes = [str(c) for c in range(counts.shape[1])]
+        title = f"{config.data}, {config.split}: samples per class and client"
+        drawn.append(split_heat_map(counts, classes, out / "split.png", title))
+    return drawn
+
+
+def _active(config: RunConfig) -> Any:
+    return f"{100 * config.active:g} %" if isinstance(config.active, float) else config.active

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from statistics import fmean
 
-from fedlesam.report.read import Run
+from fedlesam.runs.read import Run
 from fedlesam.runs.stats import SeedMean, paired, seed_mean
 
 MEASURES = {"last": "last round", "mean_of_last": "mean of last evaluations", "best": "best round"}

@@ -1,6 +1,6 @@
 """The colour and line of a method: the same on the page and in every picture."""
 
-from fedlesam.report.methods import is_centralised
+from fedlesam.runs.methods import is_centralised
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D31")
 """Okabe and Ito's colours, which colour-blind readers can tell apart, less the yellow that vanishes on white."""

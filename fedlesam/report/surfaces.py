@@ -12,8 +12,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from fedlesam.report.pictures import COLUMN, PAPER, PAPER_DOTS, plain, save
-from fedlesam.report.read import Surface
 from fedlesam.report.style import Look
+from fedlesam.runs.read import Surface
 
 COLOURS = matplotlib.colormaps["cividis"]
 """Even for colour-blind readers and in print; the same on the page."""

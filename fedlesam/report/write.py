@@ -9,9 +9,9 @@ from fedlesam.report import ledger
 from fedlesam.report.charts import charts_of
 from fedlesam.report.groups import Comparison, compare_runs
 from fedlesam.report.page import page
-from fedlesam.report.read import Run
 from fedlesam.report.summaries import tables_of
 from fedlesam.report.tables import Table
+from fedlesam.runs.read import Run
 
 
 def write_report(

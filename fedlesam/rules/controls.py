@@ -1,8 +1,4 @@
-"""Perturbations to compare FedLESAM's with: what the released code computes, and directions that know nothing.
-
-The random ones draw from PyTorch's default generator, which the local loop seeds from (seed, round, client) before
-`constant` and, with the step's number, before every `ascend`.
-"""
+"""Perturbations to compare FedLESAM's with: what the released code computes, and directions that know nothing."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -11,8 +7,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from fedlesam.core.slots import RoundResult, State, Step, TensorSpec
 from fedlesam.core.vectors import ascent_
-from fedlesam.rules.base import RoundResult, State
 from fedlesam.rules.perturbation import Ascent
 
 
@@ -25,19 +21,19 @@ class ReleasedAscent(Ascent):
     """
 
     sizes: tuple[int, ...] = field(default=(), repr=False, compare=False)
-    """Entries per tensor of the model; set by `shaped`."""
+    """Entries per tensor of the model; set by `for_model`."""
 
-    def shaped(self, sizes: Sequence[int]) -> "ReleasedAscent":
-        return dataclasses.replace(self, sizes=tuple(sizes))
+    def for_model(self, tensors: Sequence[TensorSpec]) -> "ReleasedAscent":
+        return dataclasses.replace(self, sizes=tuple(shape.numel() for _, shape in tensors))
 
-    def constant(self, anchor: Tensor, mine: State, ours: State) -> Tensor | None:
-        if "old" not in ours:
+    def round_perturbation(self, anchor: Tensor, client_state: State, server_state: State) -> Tensor | None:
+        if "old" not in server_state:
             return None
-        step = (anchor - ours["old"])[: len(self.sizes)]
+        step = (anchor - server_state["old"])[: len(self.sizes)]
         shifts = step * (-self.rho / (step.abs().sum() + 1e-7))
-        return shifts.repeat_interleave(torch.tensor(self.sizes, device=anchor.device))
+        return shifts.repeat_interleave(torch.tensor(self.sizes, device=anchor.device), output_size=sum(self.sizes))
 
-    def aggregate(self, ours: State, result: RoundResult) -> State:
+    def aggregate(self, server_state: State, result: RoundResult) -> State:
         return {"old": result.anchor}
 
 
@@ -45,7 +41,9 @@ class ReleasedAscent(Ascent):
 class RandomRoundAscent(Ascent):
     """A placebo: a random direction of norm rho, fixed for a client's round. Theorem 1 cannot tell FedLESAM from it."""
 
-    def constant(self, anchor: Tensor, mine: State, ours: State) -> Tensor | None:
+    draws = True
+
+    def round_perturbation(self, anchor: Tensor, client_state: State, server_state: State) -> Tensor | None:
         return ascent_(torch.randn_like(anchor), self.rho) if self.rho else None
 
 
@@ -54,6 +52,8 @@ class RandomStepAscent(Ascent):
     """A placebo: a random direction of norm rho, fresh at every step."""
 
     gradient = "previous"
+    draws = True
 
-    def ascend(self, gradient: Tensor, weights: Tensor, mine: State, ours: State) -> Tensor:
-        return ascent_(gradient.normal_(), self.rho)
+    def ascend(self, gradient: Tensor, step: Step) -> Tensor:
+        assert step.noise is not None
+        return ascent_(step.noise, self.rho)

@@ -1,47 +1,12 @@
-"""Slot 2, how to turn: the step direction is gain * g + pull * v + bias, fixed for the round.
-
-Every correction of this family is affine in (g, v), so the vector `bias` is computed once a round, not once a step.
-"""
+"""Slot 2, how to turn: the step direction is gain * g + pull * v + bias, fixed for the round."""
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from fedlesam.core.checks import check_number
-from fedlesam.rules.base import LocalResult, RoundResult, Rule, State
-
-
-class Turn(NamedTuple):
-    gain: float = 1.0
-    pull: float = 0.0
-    bias: Tensor | None = None
-
-
-@dataclass(frozen=True)
-class Correction(Rule):
-    """A rule for (gain, pull, bias). Override `prepare`, and the rest as far as the rule has memory."""
-
-    def prepare(self, anchor: Tensor, mine: State, ours: State) -> Turn:
-        return Turn()
-
-    def remember(self, mine: State, ours: State, result: LocalResult) -> State:
-        """What the client keeps until its next active round."""
-        return {}
-
-    def upload(self, before: State, after: State) -> State:
-        """What the client sends, from its memory before and after the round."""
-        return {}
-
-    def aggregate(self, ours: State, result: RoundResult) -> State:
-        """The next round's `ours`."""
-        return ours
-
-
-@dataclass(frozen=True)
-class NoCorrection(Correction):
-    """The plain gradient."""
+from fedlesam.core.slots import AffineStep, Correction, LocalResult, RoundResult, State
 
 
 @dataclass(frozen=True)
@@ -52,7 +17,7 @@ class ControlVariates(Correction):
     sum without K/N (docs/errata.md, 2 and 3).
     """
 
-    plain_mean = True
+    requires_uniform_weights = True
     scale: float = 1.0
     """Of the turn; the released FedLESAM-S has 0.1, the papers 1."""
 
@@ -62,22 +27,22 @@ class ControlVariates(Correction):
     def initial(self, anchor: Tensor) -> State:
         return {"c": torch.zeros_like(anchor)}
 
-    def prepare(self, anchor: Tensor, mine: State, ours: State) -> Turn:
-        bias = ours["c"] - mine["c"] if "c" in mine else ours["c"]
-        return Turn(bias=bias if self.scale == 1 else self.scale * bias)
+    def prepare(self, anchor: Tensor, client_state: State, server_state: State) -> AffineStep:
+        bias = server_state["c"] - client_state["c"] if "c" in client_state else server_state["c"]
+        return AffineStep(bias=bias if self.scale == 1 else self.scale * bias)
 
-    def remember(self, mine: State, ours: State, result: LocalResult) -> State:
-        fresh = torch.sub(-ours["c"], result.update, alpha=1 / (result.steps * result.lr))
-        return {"c": fresh.add_(mine["c"]) if "c" in mine else fresh}
+    def next_client_state(self, client_state: State, server_state: State, result: LocalResult) -> State:
+        fresh = torch.sub(-server_state["c"], result.update, alpha=1 / (result.steps * result.lr))
+        return {"c": fresh.add_(client_state["c"]) if "c" in client_state else fresh}
 
     def upload(self, before: State, after: State) -> State:
         return {"change": after["c"] - before["c"] if "c" in before else after["c"]}
 
-    def aggregate(self, ours: State, result: RoundResult) -> State:
-        return {"c": torch.add(ours["c"], result.uploads["change"], alpha=result.share)}
+    def aggregate(self, server_state: State, result: RoundResult) -> State:
+        return {"c": torch.add(server_state["c"], result.uploads["change"], alpha=result.share)}
 
-    def forget(self, ours: State, sent: State, share: float) -> State:
-        return {"c": torch.sub(ours["c"], sent["change"], alpha=share)}
+    def remove_client(self, server_state: State, uploads: State, share: float) -> State:
+        return {"c": torch.sub(server_state["c"], uploads["change"], alpha=share)}
 
 
 @dataclass(frozen=True)
@@ -97,10 +62,10 @@ class ClientMomentum(Correction):
     def initial(self, anchor: Tensor) -> State:
         return {"m": torch.zeros_like(anchor)}
 
-    def prepare(self, anchor: Tensor, mine: State, ours: State) -> Turn:
-        return Turn(gain=self.alpha, bias=(1 - self.alpha) * ours["m"])
+    def prepare(self, anchor: Tensor, client_state: State, server_state: State) -> AffineStep:
+        return AffineStep(gain=self.alpha, bias=(1 - self.alpha) * server_state["m"])
 
-    def aggregate(self, ours: State, result: RoundResult) -> State:
+    def aggregate(self, server_state: State, result: RoundResult) -> State:
         return {"m": result.update / -(result.steps * result.lr)}
 
 
@@ -113,16 +78,18 @@ class DynamicRegulariser(Correction):
     """
 
     lam: float = 0.1
-    plain_mean = True
+    requires_uniform_weights = True
 
     def __post_init__(self) -> None:
         check_number("DynamicRegulariser", "lam", self.lam, at_least=0)
 
-    def prepare(self, anchor: Tensor, mine: State, ours: State) -> Turn:
-        return Turn(pull=self.lam, bias=self.lam * (mine["h"] - anchor) if "h" in mine else -self.lam * anchor)
+    def prepare(self, anchor: Tensor, client_state: State, server_state: State) -> AffineStep:
+        return AffineStep(
+            pull=self.lam, bias=self.lam * (client_state["h"] - anchor) if "h" in client_state else -self.lam * anchor
+        )
 
-    def remember(self, mine: State, ours: State, result: LocalResult) -> State:
-        return {"h": mine["h"] + result.update if "h" in mine else result.update}
+    def next_client_state(self, client_state: State, server_state: State, result: LocalResult) -> State:
+        return {"h": client_state["h"] + result.update if "h" in client_state else result.update}
 
 
 @dataclass(frozen=True)
@@ -134,5 +101,5 @@ class Proximal(Correction):
     def __post_init__(self) -> None:
         check_number("Proximal", "prox", self.prox, at_least=0)
 
-    def prepare(self, anchor: Tensor, mine: State, ours: State) -> Turn:
-        return Turn(pull=self.prox, bias=-self.prox * anchor)
+    def prepare(self, anchor: Tensor, client_state: State, server_state: State) -> AffineStep:
+        return AffineStep(pull=self.prox, bias=-self.prox * anchor)

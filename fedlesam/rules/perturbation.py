@@ -1,77 +1,14 @@
 """Slot 1, where to look: the gradient of a local step is taken at v + e."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from fedlesam.core.checks import check_choice, check_number
+from fedlesam.core.slots import Perturbation, RoundResult, State, Step
 from fedlesam.core.vectors import ascent_
-from fedlesam.rules.base import RoundResult, Rule, State
-
-
-@dataclass(frozen=True)
-class Perturbation(Rule):
-    """A rule for e: override `constant` if e is fixed for the round, else set `gradient` and override `ascend`."""
-
-    gradient: ClassVar[Literal["unused", "here", "previous"]] = "unused"
-    """What `ascend` is shown: nothing (it is not called), the batch gradient at v (a second backward pass),
-    or the loss gradient of this client's previous step of the round (zero at the first)."""
-
-    def check(self) -> None:
-        """A ValueError if a method is defined that the local loop would never call."""
-        name, unused = type(self).__name__, self.gradient == "unused"
-        check_choice(name, "gradient", self.gradient, ("unused", "here", "previous"))
-        if not unused and type(self).constant is not Perturbation.constant:
-            raise ValueError(
-                f"{name} has constant() and gradient = {self.gradient!r}, with which constant() is never "
-                'called; leave gradient at "unused", or compute the constant part in begin() and add it in ascend()'
-            )
-        if unused and type(self).ascend is not Perturbation.ascend:
-            raise ValueError(
-                f'{name} has ascend(), but its gradient is "unused", with which ascend() is never called; '
-                'set gradient to "here" or "previous", or derive from Ascent and define constant() alone'
-            )
-
-    @property
-    def passes(self) -> int:
-        """Backward passes per local step."""
-        return 2 if self.gradient == "here" else 1
-
-    def shaped(self, sizes: Sequence[int]) -> "Perturbation":
-        """This rule for a model whose tensors have so many entries; most rules see one flat vector and do not care."""
-        return self
-
-    def constant(self, anchor: Tensor, mine: State, ours: State) -> Tensor | None:
-        """The perturbation of the whole round, or None for none."""
-        return None
-
-    def begin(self, anchor: Tensor, mine: State) -> State:
-        """The working state of a round; clone what `ascend` changes: a failed client's memory must stay as it was."""
-        return mine
-
-    def ascend(self, gradient: Tensor, weights: Tensor, mine: State, ours: State) -> Tensor:
-        """The perturbation of one step. `gradient` is scratch space and may be overwritten with the answer."""
-        raise NotImplementedError(f"{type(self).__name__} sets gradient = {self.gradient!r} and must define ascend()")
-
-    def remember(self, anchor: Tensor, mine: State) -> State:
-        """What the client keeps until its next active round."""
-        return {}
-
-    def upload(self, mine: State) -> State:
-        """What the client sends beside its update."""
-        return {}
-
-    def aggregate(self, ours: State, result: RoundResult) -> State:
-        """The next round's `ours`."""
-        return ours
-
-
-@dataclass(frozen=True)
-class NoPerturbation(Perturbation):
-    """e = 0."""
 
 
 @dataclass(frozen=True)
@@ -91,9 +28,9 @@ class LocalAscent(Ascent):
     Foret et al., Sharpness-Aware Minimization, ICLR 2021; in federated learning as FedSAM, Qu et al., ICML 2022.
     """
 
-    gradient = "here"
+    gradient = "current"
 
-    def ascend(self, gradient: Tensor, weights: Tensor, mine: State, ours: State) -> Tensor:
+    def ascend(self, gradient: Tensor, step: Step) -> Tensor:
         return ascent_(gradient, self.rho)
 
 
@@ -105,27 +42,28 @@ class CorrectedAscent(Ascent):
     follows their released code, which leaves out the s-hat term of the printed formula (docs/errata.md, 9).
     """
 
-    gradient = "here"
-    plain_mean = True
+    gradient = "current"
+    requires_uniform_weights = True
 
     def initial(self, anchor: Tensor) -> State:
         return {"s": torch.zeros_like(anchor)}
 
-    def begin(self, anchor: Tensor, mine: State) -> State:
-        return {"mu": mine["mu"].clone() if "mu" in mine else torch.zeros_like(anchor)}
+    def begin(self, anchor: Tensor, client_state: State) -> State:
+        return {"mu": client_state["mu"].clone() if "mu" in client_state else torch.zeros_like(anchor)}
 
-    def ascend(self, gradient: Tensor, weights: Tensor, mine: State, ours: State) -> Tensor:
-        e = ascent_(gradient.sub_(mine["mu"]).sub_(ours["s"]), self.rho)
-        mine["mu"].add_(e).sub_(ours["s"])
+    def ascend(self, gradient: Tensor, step: Step) -> Tensor:
+        mu, s = step.client_state["mu"], step.server_state["s"]
+        e = ascent_(gradient.sub_(mu).sub_(s), self.rho)
+        mu.add_(e).sub_(s)
         return e
 
-    def remember(self, anchor: Tensor, mine: State) -> State:
-        return {"mu": mine["mu"]}
+    def next_client_state(self, anchor: Tensor, client_state: State) -> State:
+        return {"mu": client_state["mu"]}
 
-    def upload(self, mine: State) -> State:
-        return {"mu": mine["mu"]}
+    def upload(self, client_state: State) -> State:
+        return {"mu": client_state["mu"]}
 
-    def aggregate(self, ours: State, result: RoundResult) -> State:
+    def aggregate(self, server_state: State, result: RoundResult) -> State:
         return {"s": ascent_(result.uploads["mu"].clone(), self.rho)}
 
 
@@ -151,18 +89,19 @@ class GlobalAscent(Ascent):
         check_choice("GlobalAscent", "reference", self.reference, ("received", "previous-round"))
         check_choice("GlobalAscent", "direction", self.direction, ("back", "ahead"))
 
-    def constant(self, anchor: Tensor, mine: State, ours: State) -> Tensor | None:
-        old = (mine if self.reference == "received" else ours).get("old")
+    def round_perturbation(self, anchor: Tensor, client_state: State, server_state: State) -> Tensor | None:
+        old = (client_state if self.reference == "received" else server_state).get("old")
         if old is None and self.first == "none":
             return None
         back = -anchor if old is None else old - anchor
-        norm = back.norm() if self.direction == "back" else -back.norm()
-        return back.mul_(self.rho / norm) if norm != 0 else None
+        norm = back.norm()
+        signed = self.rho if self.direction == "back" else -self.rho
+        return back.mul_(torch.where(norm > 0, signed / norm, 0.0))
 
-    def remember(self, anchor: Tensor, mine: State) -> State:
+    def next_client_state(self, anchor: Tensor, client_state: State) -> State:
         return {"old": anchor} if self.reference == "received" else {}
 
-    def aggregate(self, ours: State, result: RoundResult) -> State:
+    def aggregate(self, server_state: State, result: RoundResult) -> State:
         return {"old": result.anchor} if self.reference == "previous-round" else {}
 
 
@@ -172,5 +111,5 @@ class PreviousStepAscent(Ascent):
 
     gradient = "previous"
 
-    def ascend(self, gradient: Tensor, weights: Tensor, mine: State, ours: State) -> Tensor:
+    def ascend(self, gradient: Tensor, step: Step) -> Tensor:
         return ascent_(gradient, self.rho)

@@ -6,28 +6,7 @@ import torch
 from torch import Tensor
 
 from fedlesam.core.checks import check_number
-from fedlesam.rules.base import RoundResult, Rule, State
-
-
-@dataclass(frozen=True)
-class ServerRule(Rule):
-    """A rule for the next w. Its state stays on the server and is never sent."""
-
-    def step(self, state: State, result: RoundResult) -> tuple[Tensor, State]:
-        raise NotImplementedError(f"{type(self).__name__} must define step()")
-
-
-@dataclass(frozen=True)
-class Average(ServerRule):
-    """w + lr_g * d. McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, 2017."""
-
-    lr_g: float = 1.0
-
-    def __post_init__(self) -> None:
-        check_number("Average", "lr_g", self.lr_g, above=0)
-
-    def step(self, state: State, result: RoundResult) -> tuple[Tensor, State]:
-        return torch.add(result.anchor, result.update, alpha=self.lr_g), state
+from fedlesam.core.slots import RoundResult, ServerRule, State
 
 
 @dataclass(frozen=True)
@@ -62,7 +41,7 @@ class Dynamic(ServerRule):
     """FedDyn's landing: w + d + H, with H += (K/N) * d, which keeps H the mean over all clients of their h_i."""
 
     lr_g: float = 1.0
-    plain_mean = True
+    requires_uniform_weights = True
 
     def __post_init__(self) -> None:
         if self.lr_g != 1:
@@ -77,5 +56,5 @@ class Dynamic(ServerRule):
         total = torch.add(state["H"], result.update, alpha=result.share)
         return result.anchor + result.update + total, {"H": total}
 
-    def forget(self, ours: State, sent: State, share: float) -> State:
-        return {"H": torch.sub(ours["H"], sent["update"], alpha=share)}
+    def remove_client(self, server_state: State, uploads: State, share: float) -> State:
+        return {"H": torch.sub(server_state["H"], uploads["update"], alpha=share)}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from fedlesam import lookup
+from fedlesam import algorithms
 from fedlesam.core.checks import check_count
 from fedlesam.core.local import LocalTraining
 from fedlesam.data import catalogue, dataset
@@ -62,7 +62,7 @@ def build(
     every = config.checkpoint_every
     if not (0 < every < 2**63 if isinstance(every, int) else seconds_of(every)):
         raise ValueError(f"run: checkpoint_every must be at least a round or some time, got {every}")
-    algorithm = lookup.get(config.algorithm, **config.hyper)
+    algorithm = algorithms.get(config.algorithm, **config.hyper)
     local = LocalTraining(
         lr=config.lr,
         lr_decay=config.lr_decay,

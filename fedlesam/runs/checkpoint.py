@@ -20,15 +20,15 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from fedlesam.core import disk
-from fedlesam.core.disk import Damaged, Seal, check_seal
-from fedlesam.core.messages import apart, size_in_bytes
+from fedlesam.core.disk import Damaged, FileDigest, check_digest
+from fedlesam.core.messages import size_in_bytes, unshare
 from fedlesam.core.names import one_line
 from fedlesam.core.server import ServerState
+from fedlesam.core.space import cannot_write
 from fedlesam.engines.serial import Saved
 from fedlesam.engines.store import anchor_file, client_file
 from fedlesam.federation import Federation
 from fedlesam.runs.journal import Journal
-from fedlesam.space import cannot_write
 
 FORMAT = 1
 SLOTS = ("buffers", "perturbation", "correction", "server")
@@ -46,15 +46,15 @@ class Manifest:
     run: dict[str, str]
     round: int
     """Rounds done."""
-    state: Seal
-    journals: dict[str, Seal]
+    state: FileDigest
+    journals: dict[str, FileDigest]
     clients: dict[int, int]
     """client -> the round its memory is of."""
-    memories: dict[str, Seal]
+    memories: dict[str, FileDigest]
 
     @property
     def nbytes(self) -> int:
-        return self.state.size + sum(seal.size for seal in self.memories.values())
+        return self.state.size + sum(digest.size for digest in self.memories.values())
 
     def dump(self) -> str:
         body = {"format": FORMAT, **asdict(self)}
@@ -72,10 +72,10 @@ class Manifest:
             manifest = cls(
                 run=body["run"],
                 round=body["round"],
-                state=Seal(**body["state"]),
-                journals={name: Seal(**seal) for name, seal in body["journals"].items()},
+                state=FileDigest(**body["state"]),
+                journals={name: FileDigest(**seal) for name, seal in body["journals"].items()},
                 clients={int(client): round for client, round in body["clients"].items()},
-                memories={name: Seal(**seal) for name, seal in body["memories"].items()},
+                memories={name: FileDigest(**seal) for name, seal in body["memories"].items()},
             )
             if manifest.dump() != text:
                 raise ValueError("its checksum is wrong")
@@ -86,9 +86,9 @@ class Manifest:
 
     def check(self, path: Path) -> None:
         """The form of what has the right checksum, so that no number or name in it can lead anywhere else."""
-        seals = [self.state, *self.journals.values(), *self.memories.values()]
-        numbers = [self.round, *self.clients, *self.clients.values(), *(seal.size for seal in seals)]
-        texts = [*self.run.values(), *(seal.sha256 for seal in seals)]
+        digests = [self.state, *self.journals.values(), *self.memories.values()]
+        numbers = [self.round, *self.clients, *self.clients.values(), *(digest.size for digest in digests)]
+        texts = [*self.run.values(), *(seal.sha256 for seal in digests)]
         if not all(type(n) is int and n >= 0 for n in numbers) or not all(isinstance(text, str) for text in texts):
             raise ValueError("it is not a description of a checkpoint")
         if path.name != manifest_file(self.round) or any(round >= self.round for round in self.clients.values()):
@@ -139,14 +139,14 @@ class Checkpoints:
         try:
             disk.make_folder(self.clients)
             saved = federation.save_memories(self.clients, known.keys())
-            known |= saved.seals
+            known |= saved.digests
             names = [client_file(round, client) for client, round in saved.rounds.items()]
             names += [anchor_file(round) for round in set(saved.rounds.values())]
-            disk.write_tensors(self._state(state.round), apart(tensors))
+            disk.write_tensors(self._state(state.round), unshare(tensors))
             manifest = Manifest(
                 run=describe(federation) | self.about,
                 round=state.round,
-                state=disk.seal(self._state(state.round)),
+                state=disk.digest_of(self._state(state.round)),
                 journals={name: journal.seal() for name, journal in self.journals.items()},
                 clients=saved.rounds,
                 memories={name: known[name] for name in names if name in known},
@@ -215,8 +215,8 @@ class Checkpoints:
         except Damaged:
             return None
 
-    def _begin(self, seals: Mapping[str, Seal]) -> None:
-        self.records = {name: journal.begin(seals.get(name)) for name, journal in self.journals.items()}
+    def _begin(self, digests: Mapping[str, FileDigest]) -> None:
+        self.records = {name: journal.begin(digests.get(name)) for name, journal in self.journals.items()}
 
     def _manifest(self, round: int) -> Path:
         return self.folder / manifest_file(round)
@@ -247,7 +247,7 @@ class Checkpoints:
 
     def _read_state(self, manifest: Manifest, like: ServerState) -> tuple[ServerState, Tensor | None]:
         path, device = self._state(manifest.round), like.weights.device
-        check_seal(path, manifest.state)
+        check_digest(path, manifest.state)
         parts: dict[str, dict[str, Tensor]] = {slot: {} for slot in SLOTS}
         try:
             tensors = load_file(path, device=str(device))

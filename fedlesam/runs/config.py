@@ -298,10 +298,10 @@ def resolve(config: RunConfig) -> RunConfig:
     """Every None settled, so that the written config reproduces the run anywhere."""
     import torch
 
-    from fedlesam import lookup
+    from fedlesam import algorithms
 
-    algorithm = lookup.get(config.algorithm, **config.hyper)
-    takes = lookup.hyperparameters(config.algorithm)
+    algorithm = algorithms.get(config.algorithm, **config.hyper)
+    takes = algorithms.hyperparameters(config.algorithm)
     defaults = {name: value for name, value in takes.items() if isinstance(value, int | float | str)}
     return dataclasses.replace(
         settle_data(config),

@@ -12,9 +12,9 @@ from fedlesam.algorithms import Algorithm
 from fedlesam.core.batches import size_of, steps_per_epoch
 from fedlesam.core.local import LocalTraining
 from fedlesam.core.messages import size_in_bytes
+from fedlesam.core.space import size
 from fedlesam.federation import Federation
 from fedlesam.runs.config import RunConfig
-from fedlesam.space import size
 
 PROCESS_BYTES = 300_000_000
 """Python and PyTorch without a model, per process."""

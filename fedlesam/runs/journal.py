@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from fedlesam.core.disk import Damaged, Seal
+from fedlesam.core.disk import Damaged, FileDigest
 
 
 class Journal:
@@ -19,7 +19,7 @@ class Journal:
         self._size = 0
         self._handle: int | None = None
 
-    def check(self, seal: Seal) -> None:
+    def check(self, seal: FileDigest) -> None:
         """That the file begins with what was sealed."""
         try:
             with self.path.open("rb") as file:
@@ -30,7 +30,7 @@ class Journal:
         if not long_enough or hashlib.sha256(content).hexdigest() != seal.sha256:
             raise Damaged(f"{self.path}: is damaged")
 
-    def begin(self, seal: Seal | None = None) -> list[dict[str, Any]]:
+    def begin(self, seal: FileDigest | None = None) -> list[dict[str, Any]]:
         """Go on after what was sealed, and return it; without a seal, from nothing."""
         size = 0 if seal is None else seal.size
         content, records = self._read(size)
@@ -64,11 +64,11 @@ class Journal:
         self._digest.update(line)
         self._size += len(line)
 
-    def seal(self) -> Seal:
+    def seal(self) -> FileDigest:
         """Of all that was written, which is made lasting."""
         assert self._handle is not None
         os.fsync(self._handle)
-        return Seal(self._size, self._digest.hexdigest())
+        return FileDigest(self._size, self._digest.hexdigest())
 
     def close(self) -> None:
         if self._handle is not None:

@@ -18,8 +18,8 @@ from fedlesam.core import disk
 from fedlesam.core.saving import check_savable
 from fedlesam.data.dataset import DataSet
 from fedlesam.data.splits import save_split
-from fedlesam.engines.distributed import dismiss
-from fedlesam.engines.signals import asked_to_stop
+from fedlesam.engines.distributed import shutdown_workers
+from fedlesam.engines.signals import handle_signals
 from fedlesam.engines.watch import check_lost_after
 from fedlesam.engines.world import WorkerLost, World
 from fedlesam.federation import DROPOUT, Federation, Record
@@ -42,7 +42,7 @@ Watch = Callable[[Record], None]
 LAST = 10
 """How many of the last evaluations are averaged."""
 
-SPOKEN = 5
+MOST_LOGGED = 5
 """Clients left out that are spoken of while a run goes on; all of them are in metrics.jsonl."""
 
 log = logging.getLogger("fedlesam")
@@ -65,11 +65,11 @@ def execute(
 
     An unfinished one is gone on with from its last checkpoint. All settings are checked before the folder is touched.
     Ctrl-C, SIGTERM and errors end the run with everything up to the last good round in the folder, and are raised
-    again. In a `world` of several processes the leader does all of this, and the others `assist`.
+    again. In a `world` of several processes the leader does all of this, and the others `run_worker`.
     """
     folder, tell = RunFolder(path), None
     with contextlib.ExitStack() as held:
-        with leading(world):
+        with release_workers_on_error(world):
             if world is not None:
                 world.set_lost_after(check_lost_after("run", config.lost_after))
                 world.broadcast({"do": "build", "config": configs.as_table(config), "folder": str(path.resolve())})
@@ -80,7 +80,7 @@ def execute(
                 shutil.rmtree(folder.memory, ignore_errors=True)  # of a process that was killed: nothing can use it
             if not todo:
                 if world is not None:
-                    dismiss(world)
+                    shutdown_workers(world)
                 if tell is not None:
                     disk.sync_folder(path)  # that it is finished may not be lasting yet
                     shutil.rmtree(folder.checkpoints, ignore_errors=True)
@@ -100,7 +100,7 @@ def execute(
                 if not folder.is_empty():
                     raise ValueError(f"{path}: another process has just begun a run here; repeat the command")
         held.enter_context(experiment.federation)
-        with leading(world):
+        with release_workers_on_error(world):
             if overwrite:
                 folder.clear()
             checkpoints, records = _begin(folder, config, experiment)
@@ -149,12 +149,12 @@ def _train(
     federation, journal = experiment.federation, checkpoints.journals[folder.metrics.name]
     watched = during.Watch(federation, probes, folder.probes, checkpoints.previous)
     every, saved, spoken = config.checkpoint_every, time.monotonic(), 0
-    with asked_to_stop(federation.halt):  # also while the end is written: who lost a peer is soon told to go
+    with handle_signals(federation.halt):  # also while the end is written: who lost a peer is soon told to go
         try:
             for record in watched.train(config.rounds):
                 journal.append(named(record.as_dict(), evaluated_on(config)))
                 records.append(record.as_dict())
-                spoken = _speak_of(record, spoken)
+                spoken = _log_dropped(record, spoken)
                 if watch is not None:
                     watch(record)
                 left = config.rounds - federation.state.round
@@ -166,10 +166,10 @@ def _train(
             summary = _close(folder, config, experiment, records, "finished", "")
         except BaseException as error:
             state: State = "interrupted" if isinstance(error, KeyboardInterrupt) else "stopped"
-            with _at_least_said(folder, "the run will go on from the checkpoint before"):
+            with _log_and_continue(folder, "the run will go on from the checkpoint before"):
                 if len(records) == federation.state.round:
                     checkpoints.save(federation, watched.to_keep)
-            with _at_least_said(folder, "there is no summary"):
+            with _log_and_continue(folder, "there is no summary"):
                 _close(folder, config, experiment, records, state, str(error))
             raise
     federation.stop_if_asked()  # who asked wants no next run either
@@ -177,7 +177,7 @@ def _train(
 
 
 @contextlib.contextmanager
-def _at_least_said(folder: RunFolder, what: str) -> Iterator[None]:
+def _log_and_continue(folder: RunFolder, what: str) -> Iterator[None]:
     """While a run ends by an error, a second one must not hide the first."""
     try:
         yield
@@ -190,22 +190,22 @@ def _due(every: int | str, done: int, seconds: float) -> bool:
     return not done % int(every) if between is None else seconds >= between
 
 
-def _speak_of(record: Record, spoken: int) -> int:
+def _log_dropped(record: Record, spoken: int) -> int:
     """Say which clients failed, but not every time; dropout was asked for."""
-    failed = {client: why for client, why in (record.left_out or {}).items() if why != DROPOUT}
+    failed = {client: why for client, why in (record.dropped or {}).items() if why != DROPOUT}
     for client, why in failed.items():
         spoken += 1
-        if spoken <= SPOKEN:
+        if spoken <= MOST_LOGGED:
             log.warning("round %d: client %d is left out: %s", record.round, client, why)
-        if spoken == SPOKEN + 1:
+        if spoken == MOST_LOGGED + 1:
             log.warning("more clients are left out; all of them are in metrics.jsonl")
     return spoken
 
 
 def _check_answers(records: list[dict[str, Any]]) -> None:
     """Dropout alone is what was asked for."""
-    left_out = (pair for record in records for pair in record.get("left_out", {}).items())
-    failed = next(((client, why) for client, why in left_out if why != DROPOUT), None)
+    dropped = (pair for record in records for pair in record.get("dropped", {}).items())
+    failed = next(((client, why) for client, why in dropped if why != DROPOUT), None)
     if failed is not None and all("train_loss" not in record for record in records):
         raise NoAnswers(f"no client ever answered, so nothing was learnt; the first, client {failed[0]}: {failed[1]}")
 
@@ -239,17 +239,17 @@ def _note_versions(folder: RunFolder, done: int) -> None:
 
 
 @contextlib.contextmanager
-def leading(world: World | None) -> Iterator[None]:
+def release_workers_on_error(world: World | None) -> Iterator[None]:
     """On an error let the others go, so that they wait for nothing."""
     try:
         yield
     except BaseException:
         if world is not None:
-            dismiss(world)
+            shutdown_workers(world)
         raise
 
 
-def assist(world: World) -> None:
+def run_worker(world: World) -> None:
     """In a process that torchrun started beside the leader: do as it says, with its settings.
 
     What goes wrong here the leader hears and says.
@@ -272,8 +272,8 @@ def assist(world: World) -> None:
         if federation is None:
             world.broadcast()
         else:
-            with asked_to_stop(federation.halt):
-                federation.follow()
+            with handle_signals(federation.halt):
+                federation.worker_loop()
     finally:
         world.close()
 
@@ -281,7 +281,7 @@ def assist(world: World) -> None:
 def _close(
     folder: RunFolder, config: RunConfig, experiment: Experiment, records: list[dict[str, Any]], state: State, why: str
 ) -> dict[str, Any]:
-    left_out = sum(len(record.get("left_out", ())) for record in records)
+    dropped = sum(len(record.get("dropped", ())) for record in records)
     with disk.replacing(folder.model) as beside:
         save_model(experiment.federation.model, str(beside))
     summary = {
@@ -292,7 +292,7 @@ def _close(
         **named(accuracies(records), evaluated_on(config)),
         **{name: sum(r[name] for r in records) for name in ("backward_passes", "bytes_down", "bytes_up", "seconds")},
         "parameters": len(experiment.federation.weights),
-        **({"left_out": left_out} if left_out else {}),
+        **({"dropped": dropped} if dropped else {}),
         "client_memory_bytes": largest_memory(experiment.federation),
         "split": {
             "scheme": experiment.split.scheme,

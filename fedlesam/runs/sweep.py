@@ -16,7 +16,7 @@ from typing import IO, Any
 
 from fedlesam.core import disk
 from fedlesam.core.names import file_name
-from fedlesam.engines.signals import Interrupted, asked_to_stop
+from fedlesam.engines.signals import Interrupted, handle_signals
 from fedlesam.runs import config as configs
 from fedlesam.runs import lock
 from fedlesam.runs.config import RunConfig
@@ -132,7 +132,7 @@ class Sweep:
             return
         with (self.path / "log.txt").open("a", encoding="utf-8") as log:
             pool = Pool(min(jobs, len(todo)), log)
-            with contextlib.closing(pool), asked_to_stop(pool.stop):
+            with contextlib.closing(pool), handle_signals(pool.stop):
                 for event in pool.work(todo):
                     self._record(event)
                     watch(event)

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedlesam.report.read import read_run
 from fedlesam.runs import config as configs
 from fedlesam.runs.config import OPTIONS, RunConfig, Value, whole
+from fedlesam.runs.read import read_run
 from fedlesam.runs.stats import SeedMean, seed_mean
 from fedlesam.runs.sweep import Sweep, Task, Watch
 

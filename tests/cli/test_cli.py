@@ -320,7 +320,7 @@ def test_numbers_that_are_not_finite_end_with_3(call: Call, tmp_path: Path) -> N
 def test_your_own_method_model_and_split(call: Call, tmp_path: Path) -> None:
     (tmp_path / "rules_of_mine.py").write_text(
         "import fedlesam as fl\n"
-        "from fedlesam.rules.perturbation import LocalAscent\n"
+        "from fedlesam.rules import LocalAscent\n"
         "from torch import nn\n"
         "def method(kappa=0.1): return fl.Algorithm(LocalAscent(kappa))\n"
         "fixed = fl.Algorithm()\n"
@@ -636,7 +636,7 @@ def wait_for(condition: Callable[[], bool], running: subprocess.Popen[str]) -> N
 
 def test_ctrl_c_leaves_a_readable_folder(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "x")
-    args = ["run", "--rounds", "1000000", *TINY, "--out", str(folder.path)]
+    args = ["run", "--rounds", "1000000", "--lr-decay", "1", *TINY, "--out", str(folder.path)]
     running = subprocess.Popen(
         [sys.executable, "-m", "fedlesam", *args],
         stdout=subprocess.PIPE,

@@ -14,7 +14,7 @@ from fedlesam.runs import config as configs
 from fedlesam.runs import runner
 from fedlesam.runs.config import RunConfig
 from fedlesam.runs.folder import RunFolder
-from fedlesam.runs.runner import assist, execute
+from fedlesam.runs.runner import execute, run_worker
 
 
 def config(**change: Any) -> RunConfig:
@@ -63,7 +63,7 @@ def test_bad_input_is_said_once(tmp_path: Path) -> None:
 # The same, without torchrun: rank 1 is forked and assists
 
 
-def led(serve: Any = assist, workers: int = 2) -> World:
+def led(serve: Any = run_worker, workers: int = 2) -> World:
     return start_local(workers, 1, serve)
 
 

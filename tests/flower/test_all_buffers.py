@@ -76,7 +76,7 @@ def test_what_is_wrong_is_left_out_and_said(change: dict[str, bool], says: str) 
     grid = LocalGrid(app(make=lambda context: Net(**change)), CLIENTS)
     server = strategy(Net())
     said: list[str] = []
-    server._report = lambda current, left_out: said.extend(left_out.values())  # type: ignore[method-assign]
+    server._report = lambda current, dropped: said.extend(dropped.values())  # type: ignore[method-assign]
     with pytest.raises(RuntimeError, match="fewer than"):
         server.start(grid, num_rounds=1, timeout=TIMEOUT)
     assert said

@@ -104,8 +104,8 @@ def test_left_out_and_reported(name: str) -> None:
     result = strategy.start(grid, num_rounds=2, timeout=TIMEOUT)
     grid.meddle = {}
     record = strategy.rounds[-1]
-    assert list(record.left_out) == [1]
-    assert re.search(says, record.left_out[1]), record.left_out
+    assert list(record.dropped) == [1]
+    assert re.search(says, record.dropped[1]), record.dropped
     assert result.train_metrics_clientapp[2]["left-out"] == 1
     strategy.start(grid, num_rounds=3, timeout=TIMEOUT)
     for active in ([*range(6)], [0, 2, 3, 4, 5], [*range(6)]):
@@ -146,7 +146,7 @@ def test_an_answer_that_cannot_even_be_read() -> None:
 
     grid.pull_messages = pull  # type: ignore[method-assign]
     strategy.start(grid, num_rounds=2, timeout=TIMEOUT)
-    assert "cannot be read" in strategy.rounds[0].left_out[2]
+    assert "cannot be read" in strategy.rounds[0].dropped[2]
     for _ in range(2):
         fed.round([0, 1, 3, 4, 5])
     assert_same_state(strategy, fed)

@@ -56,7 +56,7 @@ def one_round(strategy: Strategy, grid: LocalGrid, fates: dict[int, str]) -> lis
     grid.meddle = {client: FATES[fate] for client, fate in fates.items()}
     strategy.start(grid, num_rounds=strategy.state.round + 1, timeout=TIMEOUT)
     grid.meddle = {}
-    assert sorted(strategy.rounds[-1].left_out) == sorted(set(fates) & set(strategy.rounds[-1].active))
+    assert sorted(strategy.rounds[-1].dropped) == sorted(set(fates) & set(strategy.rounds[-1].active))
     return [client for client in strategy.rounds[-1].active if client not in fates]
 
 
@@ -107,8 +107,8 @@ def test_late_replies_are_not_used_in_the_next_round() -> None:
     arrays, _ = strategy.aggregate_train(3, replies)
     assert arrays is not None
     fed.round()
-    assert strategy.rounds[1].left_out == {2: LATE}
-    assert strategy.rounds[2].left_out == {}, "a second reply to the same message changes nothing"
+    assert strategy.rounds[1].dropped == {2: LATE}
+    assert strategy.rounds[2].dropped == {}, "a second reply to the same message changes nothing"
     assert_same_state(strategy, fed)
     assert_sums_hold(strategy, grid)
 

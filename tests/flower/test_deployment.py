@@ -87,7 +87,7 @@ def test_deployment_equals_simulation(
     deployment.finish(started[algorithm])
     found = index(folder)
     assert found["round"] == ROUNDS
-    assert [r["left_out"] for r in found["rounds"]] == [{}] * ROUNDS
+    assert [r["dropped"] for r in found["rounds"]] == [{}] * ROUNDS
     for column in ("active", "bytes_down", "bytes_up", "lr"):
         assert [r[column] for r in found["rounds"]] == [getattr(record, column) for record in ledger], column
     named = load_file(folder / found["state"]["file"])
@@ -129,7 +129,7 @@ def test_a_node_and_the_server_die_and_come_back(deployment: Deployment, tmp_pat
     wait("the first round", lambda: index(tmp_path)["round"] >= 1)
     deployment.machines["node2"].end(signal.SIGKILL)
     # Flower itself answers for a node that has not been heard of for a minute
-    wait("a round without it", lambda: any("2" in r["left_out"] for r in index(tmp_path)["rounds"]))
+    wait("a round without it", lambda: any("2" in r["dropped"] for r in index(tmp_path)["rounds"]))
     deployment.restart(2)
     wait("a round with it again", lambda: any(r["lost"] == [2] for r in index(tmp_path)["rounds"]))
     process = wait("the ServerApp", lambda: serverapp(deployment))

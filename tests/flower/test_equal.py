@@ -12,12 +12,10 @@ pytest.importorskip("flwr", reason="needs Flower: pip install 'fedlesam[flower]'
 from local_grid import LocalGrid
 from scenes import CLIENTS, SEED, TIMEOUT, app, assert_same_memories, assert_same_state, model, scene, simulation
 
-from fedlesam import lookup
+from fedlesam import algorithms
 from fedlesam.algorithms import CATALOGUE, Algorithm, fedsam
 from fedlesam.flower import Strategy
-from fedlesam.rules.correction import DynamicRegulariser
-from fedlesam.rules.perturbation import GlobalAscent
-from fedlesam.rules.server import Adam
+from fedlesam.rules import Adam, DynamicRegulariser, GlobalAscent
 
 pytestmark = pytest.mark.extras
 
@@ -34,7 +32,7 @@ def test_the_catalogue(name: str) -> None:
     for ours, theirs in zip(strategy.rounds, ledger, strict=True):
         for column in ("round", "active", "train_loss", "lr", "bytes_down", "bytes_up"):
             assert getattr(ours, column) == getattr(theirs, column), column
-        assert not ours.left_out
+        assert not ours.dropped
         assert not ours.lost
     loaded = model()
     loaded.load_state_dict(result.arrays.to_torch_state_dict())
@@ -44,7 +42,7 @@ def test_the_catalogue(name: str) -> None:
 def test_hyper_parameters_reach_the_clients() -> None:
     strategy, grid = scene("fedlesam-s", hyper={"rho": 0.7})
     strategy.start(grid, num_rounds=3, timeout=TIMEOUT)
-    fed = simulation(lookup.get("fedlesam-s", rho=0.7))
+    fed = simulation(algorithms.get("fedlesam-s", rho=0.7))
     list(fed.run(3))
     assert_same_state(strategy, fed)
 

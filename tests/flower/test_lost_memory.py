@@ -8,6 +8,7 @@ import torch
 
 pytest.importorskip("flwr", reason="needs Flower: pip install 'fedlesam[flower]'")
 
+from fedlesam.lookup import get
 from flwr.app import Message, RecordDict
 from scenes import (
     CLIENTS,
@@ -23,7 +24,6 @@ from scenes import (
 from fedlesam.algorithms import CATALOGUE
 from fedlesam.flower import Strategy, records
 from fedlesam.flower.tally import summing
-from fedlesam.lookup import get
 
 pytestmark = pytest.mark.extras
 
@@ -105,7 +105,7 @@ def leave_and_return(strategy: Strategy, grid: object, client: int, node: int) -
     assert isinstance(grid, LocalGrid)
     grid.leave(client)
     strategy.start(grid, num_rounds=strategy.state.round + 1, timeout=TIMEOUT)
-    assert strategy.rounds[-1].left_out == {client: "its SuperNode is not connected"}
+    assert strategy.rounds[-1].dropped == {client: "its SuperNode is not connected"}
     grid.join(node, client)
     strategy.start(grid, num_rounds=strategy.state.round + 2, timeout=TIMEOUT)
 

@@ -46,7 +46,7 @@ def test_models_with_buffers_are_refused() -> None:
 
 def test_the_previous_rounds_model_would_be_sent_too() -> None:
     from fedlesam.algorithms import Algorithm
-    from fedlesam.rules.perturbation import GlobalAscent
+    from fedlesam.rules import GlobalAscent
 
     with pytest.raises(ValueError, match="send the model and nothing else"):
         Strategy(model(), Algorithm(GlobalAscent(reference="previous-round")), clients=3, answer="model")
@@ -58,7 +58,7 @@ def test_without_noise_and_clipping_nothing_changes(name: str) -> None:
     mod = LocalDpMod(clipping_norm=1e6, sensitivity=0.0, epsilon=1.0, delta=1e-5)
     strategy, grid = scene(name, [mod])
     strategy.start(grid, num_rounds=4, timeout=TIMEOUT)
-    assert not any(record.left_out for record in strategy.rounds)
+    assert not any(record.dropped for record in strategy.rounds)
     fed = simulation(name)
     list(fed.run(4))
     torch.testing.assert_close(strategy.state.weights, fed.weights, atol=1e-5, rtol=0)
@@ -90,7 +90,7 @@ def test_local_differential_privacy_with_fedlesam() -> None:
     assert 0.8 * noisy < spread < 1.2 * noisy
     strategy.start(grid, num_rounds=4, timeout=TIMEOUT)
     assert strategy.state.round == 4
-    assert not any(record.left_out for record in strategy.rounds)
+    assert not any(record.dropped for record in strategy.rounds)
 
 
 def test_noise_is_not_the_same_every_time() -> None:
@@ -114,7 +114,7 @@ def test_central_differential_privacy_with_fedlesam(wrapper: type, mods: list[ob
     strategy, grid = scene("fedlesam", mods)
     private = wrapper(strategy, noise_multiplier=0.0, clipping_norm=1e6, num_sampled_clients=CLIENTS)
     private.start(grid, strategy.arrays, num_rounds=3, timeout=TIMEOUT)
-    assert not any(record.left_out for record in strategy.rounds)
+    assert not any(record.dropped for record in strategy.rounds)
     fed = simulation("fedlesam")
     list(fed.run(3))
     torch.testing.assert_close(strategy.state.weights, fed.weights, atol=1e-5, rtol=0)

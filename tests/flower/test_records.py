@@ -14,9 +14,9 @@ pytest.importorskip("flwr", reason="needs Flower: pip install 'fedlesam[flower]'
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from fedlesam.core.flat_model import FlatModel
-from fedlesam.core.messages import Answer, Broadcast, Memory
+from fedlesam.core.messages import Broadcast, ClientResult, Memory
+from fedlesam.core.slots import LocalResult
 from fedlesam.flower import records
-from fedlesam.rules.base import LocalResult
 
 pytestmark = pytest.mark.extras
 
@@ -155,9 +155,9 @@ def test_another_model_is_refused() -> None:
         records.read_order(RecordDict({"config": ConfigRecord()}), model())
 
 
-def answer(flat: FlatModel) -> Answer:
+def answer(flat: FlatModel) -> ClientResult:
     d = torch.randn_like(flat.weights)
-    return Answer(
+    return ClientResult(
         3, 11, LocalResult(d, 5, 0.1), 1.5, {"mu": d + 1}, {"change": d + 2}, flat.buffers(), Memory({"mu": d})
     )
 

@@ -37,4 +37,4 @@ def test_flwr_run_with_the_simulation_back_end(tmp_path: Path, monkeypatch: pyte
     assert [r["bytes_up"] for r in found["rounds"]] == [record.bytes_up for record in ledger]
     named = load_file(folder / found["state"]["file"])
     torch.testing.assert_close(named["weights"], fed.weights, atol=1e-5, rtol=0)
-    assert json.dumps(found["rounds"][0]["left_out"]) == "{}"
+    assert json.dumps(found["rounds"][0]["dropped"]) == "{}"

@@ -14,8 +14,8 @@ from worlds import federation, mlp, samples, training
 from fedlesam import Federation
 from fedlesam.core.buffers import Unsupported
 from fedlesam.core.saving import check_savable, separate
-from fedlesam.probes.offline import open_run
 from fedlesam.runs.config import RunConfig
+from fedlesam.runs.reopen import open_run
 from fedlesam.runs.runner import execute
 
 HARM: dict[str, Callable[[nn.Module], object]] = {

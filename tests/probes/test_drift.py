@@ -18,7 +18,7 @@ from fedlesam.probes.catalogue import attach
 from fedlesam.probes.drift import DriftProbe
 from fedlesam.probes.estimate import Estimate
 from fedlesam.probes.theory import Point, half_square
-from fedlesam.rules.perturbation import CorrectedAscent, LocalAscent, Perturbation, PreviousStepAscent
+from fedlesam.rules import CorrectedAscent, LocalAscent, Perturbation, PreviousStepAscent
 
 PERTURBING = [name for name, make in CATALOGUE.items() if type(make().perturbation).__name__ != "NoPerturbation"]
 
@@ -95,7 +95,7 @@ def test_against_a_plain_loop(rule: Perturbation) -> None:
     fed = quadratic(shards, rule, w.tolist(), epochs=lambda _, i: counts[i])
     v = np.tile(w, (3, 1))
     dual, last = np.zeros((3, 3)), np.zeros((3, 3))
-    distances, cosines, left_out = [], [], 0
+    distances, cosines, dropped = [], [], 0
     for step in range(max(counts)):
         where = v.mean(0)
         globally = unit((curvatures * (where - centres)).mean(0))
@@ -106,7 +106,7 @@ def test_against_a_plain_loop(rule: Perturbation) -> None:
             g = curvatures[i] * (v[i] - centres[i])
             uphill = {LocalAscent: g, CorrectedAscent: g - dual[i], PreviousStepAscent: last[i]}[type(rule)]
             if np.linalg.norm(uphill) == 0:
-                left_out += 1
+                dropped += 1
             else:
                 e[i] = rho * unit(uphill)
                 distances.append(np.linalg.norm(globally - unit(uphill)))
@@ -119,8 +119,8 @@ def test_against_a_plain_loop(rule: Perturbation) -> None:
     found = drift_of(fed, GlobalLoss.of(fed))
     assert found.drift == pytest.approx(sum(distances) / (2 * len(distances)), rel=1e-6)
     assert found.cosine == pytest.approx(sum(cosines) / len(cosines), rel=1e-5)
-    assert (found.counted, found.without) == (len(distances), left_out)
-    assert left_out == (3 if isinstance(rule, PreviousStepAscent) else 0)
+    assert (found.counted, found.without) == (len(distances), dropped)
+    assert dropped == (3 if isinstance(rule, PreviousStepAscent) else 0)
     assert found.clients_without == (1 if isinstance(rule, PreviousStepAscent) else 0), "the one of a single step"
 
 

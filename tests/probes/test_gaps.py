@@ -25,10 +25,10 @@ from fedlesam.probes.loss import Unreadable
 from fedlesam.probes.replay import heard
 from fedlesam.probes.sharpness import Sharpness
 from fedlesam.report.groups import compare_runs
-from fedlesam.report.read import read_run
 from fedlesam.runs import config as configs
 from fedlesam.runs.config import RunConfig
 from fedlesam.runs.folder import RunFolder
+from fedlesam.runs.read import read_run
 from fedlesam.runs.runner import execute
 
 ALL = "sharpness:every=1,steps=2 hessian:every=1,k=1,draws=2 drift:every=1,samples=12 estimate:every=1"
@@ -49,7 +49,7 @@ def test_who_is_silent_is_not_measured(name: str, dropout: float) -> None:
         estimate = Estimate().reading(look)[0]
         able = constant_perturbations(fed, range(6))
         record = fed.round()
-        answered = sorted(set(record.active) - set(record.left_out or {}))
+        answered = sorted(set(record.active) - set(record.dropped or {}))
         assert len(answered) < 5 or dropout < 1
         seen += len(record.active) - len(answered)
         assert {key for key in sharpness if key.startswith("trained_")} == (
@@ -96,18 +96,18 @@ def failing(on_client_error: str = "drop") -> Federation:
 def test_who_will_be_left_out_is_left_out(tmp_path: Path) -> None:
     fed = failing()
     loss, told = GlobalLoss.of(fed), dict[int, str]()
-    found = drift_of(fed, loss, left_out=told)
+    found = drift_of(fed, loss, dropped=told)
     by_name = drift_of(fed, loss, [0, 2, 3, 5])
     reading = take(Sharpness(steps=1, local=False, each=True), Look(fed), tmp_path / "p.jsonl")
     line = take(DriftProbe(samples=0), Look(fed), tmp_path / "p.jsonl")
     before = snapshot(fed)
     record = fed.round()
-    assert record.left_out is not None
-    assert set(record.left_out) == {1, 4}
-    assert told == record.left_out, "the same reasons"
+    assert record.dropped is not None
+    assert set(record.dropped) == {1, 4}
+    assert told == record.dropped, "the same reasons"
     assert found == by_name
     assert line.values["counted"] == found.counted
-    said = "; ".join(f"client {client} is left out: {why}" for client, why in record.left_out.items())
+    said = "; ".join(f"client {client} is left out: {why}" for client, why in record.dropped.items())
     assert line.missing == reading.missing == said
     assert {key for key in reading.values if key[-1].isdigit()} == {f"trained_{i}" for i in (0, 2, 3, 5)}
     assert before.keys() <= snapshot(fed).keys()
@@ -138,8 +138,8 @@ def spoilt() -> Federation:
 def test_a_client_of_no_numbers(tmp_path: Path) -> None:
     fed, plain = spoilt(), spoilt()
     records = list(Watch(fed, attach(ALL, fed), tmp_path / "p.jsonl").train(3))
-    assert [r.left_out for r in records] == [r.left_out for r in plain.run(3)]
-    assert all(r.left_out for r in records)
+    assert [r.dropped for r in records] == [r.dropped for r in plain.run(3)]
+    assert all(r.dropped for r in records)
     lines = readings.read(tmp_path / "p.jsonl")
     assert len(lines) == 4 + 4 + 4 + 2
     for line in lines:
@@ -253,7 +253,7 @@ def test_a_run_that_explodes_goes_on_under_all_probes(run: Path, tmp_path: Path)
     execute(exploding(), tmp_path / "plain")
     plain, probed = ([{**r, "seconds": 0} for r in RunFolder(p).read_metrics()] for p in (tmp_path / "plain", run))
     assert plain == probed
-    assert any("left_out" in r for r in probed), "it explodes"
+    assert any("dropped" in r for r in probed), "it explodes"
     lines = readings.read(RunFolder(run).probes)
     assert len(lines) == 4 + 4 + 3 + 3
     assert any(line.missing for line in lines)

@@ -15,10 +15,11 @@ from safetensors.torch import load_file
 
 from fedlesam.cli import cli, main
 from fedlesam.federation import Record
-from fedlesam.probes import GlobalLoss, open_run, readings
+from fedlesam.probes import GlobalLoss, readings
 from fedlesam.runs import config as configs
 from fedlesam.runs.config import RunConfig
 from fedlesam.runs.folder import RunFolder
+from fedlesam.runs.reopen import open_run
 from fedlesam.runs.runner import execute
 
 Call = Callable[..., tuple[int, str, str]]

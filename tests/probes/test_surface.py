@@ -27,9 +27,9 @@ from fedlesam.probes import GlobalLoss, Grid, directions, surface_of
 from fedlesam.probes import surface as surface_room
 from fedlesam.report import surfaces as pictures
 from fedlesam.report.pictures import PAPER
-from fedlesam.report.read import Surface
 from fedlesam.runs import config as configs
 from fedlesam.runs.config import RunConfig
+from fedlesam.runs.read import Surface
 from fedlesam.runs.runner import execute
 
 SMALL = Grid(dims=2, points=5, span=0.5, samples=0)

@@ -33,7 +33,7 @@ from safetensors import SafetensorError
 from fedlesam import cli
 from fedlesam.data import splits
 from fedlesam.data.dataset import DataSet
-from fedlesam.engines.signals import Halt
+from fedlesam.engines.signals import StopFlag
 from fedlesam.runs import config as configs
 from fedlesam.runs import runner
 from fedlesam.runs.build import load_data
@@ -329,7 +329,7 @@ class Instrument:
             module.save_file = self._save_file
         pathlib.Path.write_text = lambda path, *args, **kwargs: self._write_text(path, *args, **kwargs)  # type: ignore[method-assign,assignment]
         runner.versions = lambda: {"versions": "are not what is tested"}
-        self._mark(Halt, "check", "step")
+        self._mark(StopFlag, "check", "step")
         save, load = Checkpoints.save, Checkpoints.load
 
         def saved(these: Checkpoints, federation: Any, *more: Any) -> None:

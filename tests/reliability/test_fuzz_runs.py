@@ -18,12 +18,12 @@ from test_fuzz_configs import DATA, SMALL
 from fedlesam.cli.runs_command import command as runs_command
 from fedlesam.federation import Record
 from fedlesam.report.ranking import ranking
-from fedlesam.report.read import read_run
 from fedlesam.runs import config as configs
 from fedlesam.runs import runner
 from fedlesam.runs.config import RunConfig
 from fedlesam.runs.folder import RunFolder
 from fedlesam.runs.overview import find_runs, look_at
+from fedlesam.runs.read import read_run
 from fedlesam.runs.runner import execute
 
 CONFIG = configs.resolve(RunConfig(**{**SMALL, "algorithm": "fedlesam-s"}))

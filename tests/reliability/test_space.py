@@ -7,7 +7,7 @@ import pytest
 from harness import Case, Plan, small
 from safetensors import SafetensorError
 
-from fedlesam.space import cannot_write, is_full
+from fedlesam.core.space import cannot_write, is_full
 
 
 @pytest.mark.parametrize("where", ["half save_file checkpoints/.round000002", "half save_file checkpoints/clients/"])

@@ -10,8 +10,8 @@ from safetensors.numpy import save_file
 
 from fedlesam.algorithms import CATALOGUE
 from fedlesam.report.groups import compare_runs
-from fedlesam.report.read import Run, find_runs
 from fedlesam.report.style import looks
+from fedlesam.runs.read import Run, find_runs
 
 
 def runs(*folders: Path) -> list[Run]:

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from fedlesam.report.groups import Comparison, compare_runs
 from fedlesam.report.ledger import default_targets, group_to_target, ledger, to_target
-from fedlesam.report.read import Run
 from fedlesam.report.summaries import costs, differences, gains, results, tables_of, to_targets
 from fedlesam.report.tables import Cell, Column, Table, two
 from fedlesam.runs.config import RunConfig
+from fedlesam.runs.read import Run
 
 
 def run(

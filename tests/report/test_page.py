@@ -17,10 +17,10 @@ from fedlesam.report.charts import charts_of
 from fedlesam.report.commands import command
 from fedlesam.report.groups import compare_runs
 from fedlesam.report.page import Pool, compact, inline_json, page
-from fedlesam.report.read import find_runs, read_run
 from fedlesam.report.summaries import tables_of
 from fedlesam.report.write import write_report
 from fedlesam.runs import config as configs
+from fedlesam.runs.read import find_runs, read_run
 
 
 class Elements(HTMLParser):

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from fake_runs import fake_run
 
-from fedlesam.report.read import find_runs
 from fedlesam.report.write import write_report
+from fedlesam.runs.read import find_runs
 
 METHODS = ["fedavg", "fedlesam", "fedlesam-s", "fedsam", "scaffold"]
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")

@@ -9,9 +9,9 @@ from PIL import Image
 
 from fedlesam.algorithms import CATALOGUE
 from fedlesam.report.pictures import accuracy_curves, split_heat_map
-from fedlesam.report.read import Run
 from fedlesam.report.style import COLOURS, style
 from fedlesam.runs.config import RunConfig
+from fedlesam.runs.read import Run
 
 DARK, LIGHT = (8, 48, 107), (247, 251, 255)
 """The ends of the map Blues."""

@@ -11,9 +11,9 @@ import torch
 from safetensors.torch import save_file
 
 from fedlesam.report.ranking import Row, ranking
-from fedlesam.report.read import Run, read_run
 from fedlesam.runs import config as configs
 from fedlesam.runs.config import RunConfig
+from fedlesam.runs.read import Run, read_run
 
 
 def run(algorithm: str, seed: int, accuracy: tuple[float, float, float] | None, passes: int, rounds: int = 2) -> Run:

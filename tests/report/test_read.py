@@ -8,7 +8,7 @@ import pytest
 from fake_runs import fake_run
 from safetensors.numpy import save_file
 
-from fedlesam.report.read import find_runs, read_run
+from fedlesam.runs.read import find_runs, read_run
 
 
 def test_runs_and_folders_of_runs_each_once(tmp_path: Path) -> None:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from fedlesam import lookup
-from fedlesam.report.read import Run
-from fedlesam.rules.perturbation import NoPerturbation
+from fedlesam import algorithms
+from fedlesam.rules import NoPerturbation
+from fedlesam.runs.read import Run
 from reproduction import claim
 from reproduction.claim_tables import OURS, PAPER, Claim, at_chosen, everywhere, judged, make, over_rho, verdict
 from reproduction.findings import Findings, Result
@@ -37,10 +37,10 @@ def findings(accuracies: dict[tuple[str, float | None], list[float]], **changes:
 
 def test_every_arm_is_its_base_with_a_perturbation() -> None:
     for arm in ARMS.values():
-        mine = lookup.get(arm.method, **arm.hyper)
+        mine = algorithms.get(arm.method, **arm.hyper)
         assert isinstance(mine.perturbation, NoPerturbation) != bool(arm.base), arm
         if arm.base:
-            base = lookup.get(ARMS[arm.base].method)
+            base = algorithms.get(ARMS[arm.base].method)
             assert (type(mine.correction), mine.server) == (type(base.correction), base.server), arm
             assert mine.lr_decay == base.lr_decay
 

@@ -9,8 +9,8 @@ from statistics import fmean
 
 import pytest
 
-from fedlesam.report.read import Run
 from fedlesam.runs.config import RunConfig
+from fedlesam.runs.read import Run
 from reproduction import plan, tables
 from reproduction.context import Context
 from reproduction.items import ITEMS, RunSpec

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from fedlesam.report.read import Run
 from fedlesam.runs.config import RunConfig
+from fedlesam.runs.read import Run
 from fedlesam.runs.sweep import Sweep, Task, Watch
 from reproduction import plan, tables
 from reproduction.context import Context

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from fedlesam.core.names import one_line
-from fedlesam.report.methods import is_centralised, method_name
 from fedlesam.runs.config import RunConfig
 from fedlesam.runs.evaluated import accuracy_of, evaluated_on
 from fedlesam.runs.folder import RunFolder
+from fedlesam.runs.methods import is_centralised, method_name
 
 
 @dataclass(frozen=True)
