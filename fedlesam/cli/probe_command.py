@@ -156,11 +156,16 @@ def _measure(
                 if isinstance(probe, Grid):
                     shapes[federation.state.weights.numel()] = str(path)
                     _same_model(shapes)
-                    about = {"algorithm": config.algorithm, "seed": config.seed, "rounds": federation.state.round, **on}
+                    metadata = {
+                        "algorithm": config.algorithm,
+                        "seed": config.seed,
+                        "rounds": federation.state.round,
+                        **on,
+                    }
                     loss = GlobalLoss.of(federation, every_or(probe.samples))
                     file, tick = path_of(path, probe.dims), begin(f"{names[path]} surface")
                     with beside(federation):
-                        surface_of(loss, federation.state.weights, probe, file, about, tick)
+                        surface_of(loss, federation.state.weights, probe, file, metadata, tick)
                     found.append({**line, "probe": "surface", "file": str(file), "dims": probe.dims})
                 elif _leaves_out(probe, federation.algorithm, host, len(configs)):
                     continue
@@ -263,7 +268,7 @@ def _tables(found: list[dict[str, Any]]) -> "list[Measured]":
         lines = [line for line in found if line["asked"] == asked and "values" in line]
         probe = lines[0]["probe"]
         names = list(dict.fromkeys(name for line in lines for name in line["values"]))
-        same = {k: v for k, v in lines[0]["about"].items() if all(line["about"].get(k) == v for line in lines)}
+        same = {k: v for k, v in lines[0]["metadata"].items() if all(line["metadata"].get(k) == v for line in lines)}
         told = ", ".join(f"{k} {v}" for k, v in same.items() if not isinstance(v, bool) and k != "clients")
         again = sum(others[0]["probe"] == probe for _, others in tables)
         gaps = any("missing" in line for line in lines)
@@ -324,8 +329,8 @@ def _show(
         else:
             without[0] = [head.replace("_", " ") for head in without[0]]
         print_table(["" if head == "method" else head for head in without[0]], without[1:])
-        for on in dict.fromkeys(line["about"]["clients"] for line in lines if "clients" in line["about"]):
-            who = ", ".join(line["method"] for line in lines if line["about"].get("clients") == on)
+        for on in dict.fromkeys(line["metadata"]["clients"] for line in lines if "clients" in line["metadata"]):
+            who = ", ".join(line["method"] for line in lines if line["metadata"].get("clients") == on)
             click.echo(f"{who}: on the clients of the others, {on}")
         for line in lines:
             if "missing" in line:

@@ -76,12 +76,12 @@ class Probe:
     def reading(self, look: Look) -> tuple[Values, dict[str, Any]]:
         """`measure` with the federation's threads, numbers that JSON has, and the settings added."""
         with beside(look.federation):
-            values, about = self.measure(look)
+            values, metadata = self.measure(look)
         finite = {name: value for name, value in values.items() if math.isfinite(value)}
         wrong = [name for name in values if name not in finite]
         if wrong:
             look.missing.append(f"not a finite number: {', '.join(wrong)}")
-        return finite, {**self.settings, **about}
+        return finite, {**self.settings, **metadata}
 
 
 def beside(federation: Federation) -> AbstractContextManager[None]:

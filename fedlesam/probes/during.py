@@ -71,14 +71,14 @@ def take(probe: Probe, look: Look, path: Path, more: Mapping[str, Any] | None = 
     """
     look, began = dataclasses.replace(look, missing=[]), time.perf_counter()
     try:
-        values, about = probe.reading(look)
+        values, metadata = probe.reading(look)
     except Exception as error:
         if not is_the_clients(error):
             raise
         look.missing.append(_why(error))
-        values, about = {}, probe.settings
+        values, metadata = {}, probe.settings
     seconds, missing = round(time.perf_counter() - began, 3), "; ".join(look.missing)
-    reading = Reading(look.federation.state.round, probe.name, values, {**about, **(more or {})}, seconds, missing)
+    reading = Reading(look.federation.state.round, probe.name, values, {**metadata, **(more or {})}, seconds, missing)
     readings.put(path, reading)
     return reading
 

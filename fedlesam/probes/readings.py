@@ -7,6 +7,9 @@ from typing import Any
 
 from fedlesam.core.disk import write_text
 
+OLD_KEY = "about"
+"""The key of the metadata in older files."""
+
 
 @dataclass(frozen=True)
 class Reading:
@@ -14,7 +17,7 @@ class Reading:
     """Rounds done when it was taken."""
     probe: str
     values: dict[str, float]
-    about: dict[str, Any]
+    metadata: dict[str, Any]
     seconds: float
     missing: str = ""
     """What could not be read, and why; empty where all could."""
@@ -31,8 +34,11 @@ def read(path: Path) -> list[Reading]:
     readings = []
     for i, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         try:
-            readings.append(Reading(**json.loads(line)))
-        except (ValueError, TypeError) as error:
+            entry = json.loads(line)
+            if OLD_KEY in entry:
+                entry["metadata"] = entry.pop(OLD_KEY)
+            readings.append(Reading(**entry))
+        except (ValueError, TypeError, AttributeError) as error:
             raise ValueError(f"{path}, line {i}: is not a measurement of a probe: {error}") from error
     return readings
 
@@ -45,7 +51,7 @@ def put(path: Path, new: Reading) -> None:
 
     def goes(old: Reading) -> bool:
         same = (old.round, old.probe) == (new.round, new.probe)
-        return same and (old.about == new.about or bool(old.missing and not old.values))
+        return same and (old.metadata == new.metadata or bool(old.missing and not old.values))
 
     kept = [r for r in read(path) if not goes(r)]
     ordered = sorted([*kept, new], key=lambda reading: (reading.round, reading.probe))

@@ -27,6 +27,8 @@ from fedlesam.probes.base import Tick
 from fedlesam.probes.loss import GlobalLoss
 
 SECONDS_BETWEEN_SAVES = 10.0
+OLD_KEY = "about"
+"""The key of the metadata in older files."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,7 @@ class Surface:
     x: NDArray[np.float64]
     loss: NDArray[np.float64]
     accuracy: NDArray[np.float64]
-    about: dict[str, Any]
+    metadata: dict[str, Any]
 
     @property
     def dims(self) -> int:
@@ -75,10 +77,10 @@ def directions(weights: Tensor, shapes: Sequence[torch.Size], count: int, seed: 
     """Filter-normalised random directions. Vectors (biases, norms' scales) are left alone, as Li et al. do."""
     found = []
     for number in range(count):
-        draw, pieces = seeds.generator(seed, "probe", number), []
+        rng, pieces = seeds.generator(seed, "probe", number), []
         sizes = [shape.numel() for shape in shapes]
         for piece, shape in zip(torch.split(weights.cpu(), sizes), shapes, strict=True):
-            noise = torch.randn(shape, generator=draw).to(weights.dtype)
+            noise = torch.randn(shape, generator=rng).to(weights.dtype)
             if len(shape) < 2:
                 pieces.append(torch.zeros_like(piece))
                 continue
@@ -94,7 +96,7 @@ def surface_of(
     weights: Tensor,
     grid: Grid,
     path: Path | None = None,
-    about: dict[str, Any] | None = None,
+    metadata: dict[str, Any] | None = None,
     tick: Tick = lambda done, of: None,
 ) -> Surface:
     """Evaluate F on a grid around the weights.
@@ -111,12 +113,12 @@ def surface_of(
         "directions_seed": grid.seed,
         "directions": "random, filter-normalised; vectors left out",
         "weights": hashlib.sha256(weights.cpu().numpy().tobytes()).hexdigest()[:16],
-        **(about or {}),
+        **(metadata or {}),
     }
     part = path.with_name(f".{path.stem}.part{path.suffix}") if path is not None else None
     for file in (path, part):
         earlier = read(file) if file is not None and file.exists() else None
-        if earlier is not None and earlier.about == known:
+        if earlier is not None and earlier.metadata == known:
             break
         earlier = None
     shape = (grid.points,) * grid.dims
@@ -156,7 +158,7 @@ def write(found: Surface, path: Path) -> None:
     beside = path.with_name(path.name + ".new")
     axes = {"x": found.x} if found.dims == 1 else {"x": found.x, "y": found.x.copy()}
     tensors = {**axes, "loss": found.loss, "accuracy": found.accuracy}
-    save_file(tensors, str(beside), metadata={"about": json.dumps(found.about)})
+    save_file(tensors, str(beside), metadata={"metadata": json.dumps(found.metadata)})
     beside.replace(path)
 
 
@@ -164,7 +166,8 @@ def read(path: Path) -> Surface:
     try:
         with safe_open(path, framework="np") as file:
             parts = {name: file.get_tensor(name) for name in ("x", "loss", "accuracy")}
-            about = json.loads((file.metadata() or {})["about"])
+            header = file.metadata() or {}
+            metadata = json.loads(header.get("metadata") or header[OLD_KEY])
     except (OSError, SafetensorError, KeyError, ValueError) as error:
         raise ValueError(f"{path}: is not a loss surface: {error}; delete it and measure again") from error
-    return Surface(**parts, about=about)
+    return Surface(**parts, metadata=metadata)

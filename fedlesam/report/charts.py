@@ -7,7 +7,7 @@ from itertools import accumulate
 
 import numpy as np
 
-from fedlesam.report.groups import Comparison, Group, is_about_how, shown
+from fedlesam.report.groups import Comparison, Group, is_how_measured, shown
 from fedlesam.runs.evaluated import HELD_OUT, RENAMED
 from fedlesam.runs.read import Measurement, Run
 
@@ -179,7 +179,7 @@ def _family(name: str) -> str:
 
 def _about(measurements: list[Measurement]) -> str:
     told = {
-        ", ".join(f"{k.replace('_', ' ')} {shown(v)}" for k, v in one.about.items() if is_about_how(k, v))
+        ", ".join(f"{k.replace('_', ' ')} {shown(v)}" for k, v in one.metadata.items() if is_how_measured(k, v))
         for one in measurements
     }
     return f"Measured with {told.pop()}." if len(told) == 1 and "" not in told else ""

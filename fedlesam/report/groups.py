@@ -235,7 +235,7 @@ OF_A_MODEL = ("weights", "algorithm", "seed", "rounds", "clients", "of")
 """What a measurement says of the model and its clients, not of how it was made."""
 
 
-def is_about_how(name: str, value: object) -> bool:
+def is_how_measured(name: str, value: object) -> bool:
     return isinstance(value, int | float | str) and not isinstance(value, bool) and name not in OF_A_MODEL
 
 
@@ -243,10 +243,10 @@ def _probe_doubts(groups: list[Group]) -> list[str]:
     abouts: dict[str, dict[str, list[str]]] = defaultdict(dict)
     for group in groups:
         for run in group.runs:
-            made = [(one.probe, one.about) for probe in run.probes for one in run.series(probe)]
-            made += [(f"surface-{d}d", found.about) for d in (1, 2) if (found := run.surface(d)) is not None]
-            for probe, about in made:
-                known = {k: v for k, v in about.items() if is_about_how(k, v) or isinstance(v, bool)}
+            made = [(one.probe, one.metadata) for probe in run.probes for one in run.series(probe)]
+            made += [(f"surface-{d}d", found.metadata) for d in (1, 2) if (found := run.surface(d)) is not None]
+            for probe, metadata in made:
+                known = {k: v for k, v in metadata.items() if is_how_measured(k, v) or isinstance(v, bool)}
                 told = ", ".join(f"{k} {shown(v)}" for k, v in known.items())
                 abouts[probe].setdefault(told, []).append(group.label)
     return [

@@ -26,7 +26,7 @@ class Measurement:
     """Rounds done at that state."""
     probe: str
     values: dict[str, float]
-    about: dict[str, Any]
+    metadata: dict[str, Any]
     """With which radius, on how many samples, and so on."""
     missing: str = ""
     """What could not be read, and why."""
@@ -42,7 +42,7 @@ class Surface:
     """len(x) values, or len(y) rows of len(x)."""
     accuracy: NDArray[np.float64]
     """On the same samples, a share; NaN where there are no classes."""
-    about: dict[str, Any]
+    metadata: dict[str, Any]
 
     @property
     def dims(self) -> int:
@@ -139,13 +139,13 @@ class Run:
             try:
                 entry = json.loads(line)
                 values = {k: float(v) for k, v in entry["values"].items() if isinstance(v, int | float)}
-                about, missing = dict(entry.get("about") or {}), str(entry.get("missing") or "")
-                one = Measurement(int(entry["round"]), str(entry["probe"]), values, about, missing)
+                metadata, missing = entry.get("metadata") or entry.get("about") or {}, str(entry.get("missing") or "")
+                one = Measurement(int(entry["round"]), str(entry["probe"]), values, dict(metadata), missing)
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 if i == len(lines) - 1 and not line.endswith("}"):
                     break  # cut off by a crash
                 raise ValueError(f"{path}, line {i + 1}: is not a probe's result: {error!r}") from error
-            found[one.round, one.probe, json.dumps(one.about, sort_keys=True)] = one
+            found[one.round, one.probe, json.dumps(one.metadata, sort_keys=True)] = one
         return sorted(found.values(), key=lambda one: one.round)
 
     @property
@@ -158,7 +158,7 @@ class Run:
         ways: dict[str, list[Measurement]] = {}
         for one in self.measurements:
             if one.probe == probe and one.values:
-                ways.setdefault(json.dumps(one.about, sort_keys=True), []).append(one)
+                ways.setdefault(json.dumps(one.metadata, sort_keys=True), []).append(one)
         return max(ways.values(), key=len, default=[])
 
     def surface(self, dimensions: int) -> Surface | None:
@@ -167,7 +167,8 @@ class Run:
             return None
         try:
             with safe_open(path, framework="np") as file:
-                about = json.loads((file.metadata() or {}).get("about", "{}"))
+                header = file.metadata() or {}
+                metadata = json.loads(header.get("metadata") or header.get("about") or "{}")
                 x, loss, accuracy = (
                     np.asarray(file.get_tensor(name), dtype=np.float64) for name in ("x", "loss", "accuracy")
                 )
@@ -177,7 +178,7 @@ class Run:
         shape = (len(y), len(x)) if dimensions == 2 else (len(x),)
         if not loss.shape == accuracy.shape == shape:
             raise ValueError(f"{path}: is not a loss surface: loss has the shape {loss.shape}, not {shape}")
-        return Surface(x, y, loss, accuracy, about if isinstance(about, dict) else {})
+        return Surface(x, y, loss, accuracy, metadata if isinstance(metadata, dict) else {})
 
 
 def read_run(path: Path) -> Run:

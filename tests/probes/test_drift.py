@@ -175,13 +175,13 @@ def test_the_estimate_of_fedlesam() -> None:
     fed = play(federation("fedlesam-d", active=6), [range(6)] * 3)
     before = fed.weights
     fed.round(range(6))
-    values, about = Estimate(samples=0).reading(Look(fed, previous=before))
+    values, metadata = Estimate(samples=0).reading(Look(fed, previous=before))
     expected = cosine(before - fed.weights, GlobalLoss.of(fed).gradient(fed.weights)[1])
     for name in ("cosine", "cosine_min", "cosine_max", "cosine_previous"):
         assert values[name] == pytest.approx(expected), "with all clients active, old is the last round's model"
     assert values["clients"] == 6
     assert values["step_norm"] == pytest.approx(float((before - fed.weights).norm()))
-    assert about == {"samples": 52}
+    assert metadata == {"samples": 52}
 
 
 def test_the_estimate_under_partial_participation_and_of_others() -> None:

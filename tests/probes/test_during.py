@@ -151,7 +151,7 @@ def test_a_run_with_probes_is_the_run_without(tmp_path: Path) -> None:
         assert metrics[0] == metrics[other]
     assert not folders[0].probes.exists()
     alone, together = (
-        [(r.round, r.probe, r.values, r.about) for r in readings.read(folder.probes)] for folder in folders[1:]
+        [(r.round, r.probe, r.values, r.metadata) for r in readings.read(folder.probes)] for folder in folders[1:]
     )
     assert alone == together, "the leader of several workers measures the same"
     assert [r[:2] for r in alone if r[1] == "sharpness"] == [(t, "sharpness") for t in range(4)]
@@ -205,15 +205,28 @@ def test_the_same_measurement_replaces_the_older_one(tmp_path: Path) -> None:
     path = tmp_path / "probes.jsonl"
     for round, radius, value in ((5, 0.1, 1.0), (0, 0.1, 2.0), (5, 0.2, 3.0), (5, 0.1, 4.0)):
         readings.put(path, Reading(round, "sharpness", {"ascent": value}, {"radius": radius}, 0.5))
-    found = [(r.round, r.about["radius"], r.values["ascent"]) for r in readings.read(path)]
+    found = [(r.round, r.metadata["radius"], r.values["ascent"]) for r in readings.read(path)]
     assert found == [(0, 0.1, 2.0), (5, 0.2, 3.0), (5, 0.1, 4.0)]
     line = json.loads(path.read_text().splitlines()[0])
     assert line.pop("seconds") == 0.5
-    assert line == {"round": 0, "probe": "sharpness", "values": {"ascent": 2.0}, "about": {"radius": 0.1}}
+    assert line == {"round": 0, "probe": "sharpness", "values": {"ascent": 2.0}, "metadata": {"radius": 0.1}}
     assert [p.name for p in tmp_path.iterdir()] == ["probes.jsonl"]
-    path.write_text('{"round": 1}\n')
-    with pytest.raises(ValueError, match="line 1: is not a measurement"):
-        readings.read(path)
+    for damaged in ('{"round": 1}', '"about"', "[]", "1"):
+        path.write_text(f"{damaged}\n")
+        with pytest.raises(ValueError, match="line 1: is not a measurement"):
+            readings.read(path)
+
+
+def test_older_files_are_read(tmp_path: Path) -> None:
+    """They call the metadata `about`."""
+    path = tmp_path / "probes.jsonl"
+    old = {"round": 5, "probe": "drift", "values": {"drift": 0.5}, "about": {"samples": 9}, "seconds": 0.5}
+    path.write_text(json.dumps(old) + "\n")
+    new = Reading(5, "drift", {"drift": 0.5}, {"samples": 9}, 0.5)
+    assert readings.read(path) == [new]
+    readings.put(path, new)
+    assert readings.read(path) == [new]
+    assert "about" not in path.read_text()
 
 
 def test_parsing() -> None:

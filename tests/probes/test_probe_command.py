@@ -206,7 +206,7 @@ def test_at_a_checkpoint_the_same_numbers_as_while_training(tmp_path: Path, call
     assert "trained_mean" in found["sharpness"].values
     without = {"cosine_previous", "step_norm"} if algorithm == "fedsmoo" else set()  # no client has the model before
     for probe, reading in found.items():
-        assert reading.about == expected[probe].about
+        assert reading.metadata == expected[probe].metadata
         assert reading.values == {k: v for k, v in expected[probe].values.items() if k not in without}
     assert {path: path.read_bytes() for path in before} == before
     execute(tiny(algorithm=algorithm, rounds=4), tmp_path / "part")
@@ -226,8 +226,8 @@ def test_centralised_training_is_measured_on_the_clients_of_the_others(call: Cal
     assert [line["method"] for line in lines] == ["centralised SGD", "fedavg"]
     theirs, own = GlobalLoss.of(open_run(Path("fed"))), open_run(Path("pool"))
     assert lines[0]["values"]["loss"] == pytest.approx(theirs.value(own.weights), rel=1e-6)
-    assert lines[0]["about"]["clients"] == "those of fed"
-    assert lines[0]["about"]["samples"] == lines[1]["about"]["samples"]
+    assert lines[0]["metadata"]["clients"] == "those of fed"
+    assert lines[0]["metadata"]["samples"] == lines[1]["metadata"]["samples"]
     alone = json.loads(call("probe", "pool", *probe, "--json")[1])["readings"][0]
     assert alone["values"]["loss"] == pytest.approx(GlobalLoss.of(own).value(own.weights), rel=1e-6)
     assert alone["values"]["loss"] != pytest.approx(lines[0]["values"]["loss"], rel=1e-4)
@@ -252,5 +252,5 @@ def test_a_surface_is_of_the_loss_it_says(call: Call) -> None:
     found = surface.read(Path("sam/surface-2d.safetensors"))
     fed = open_run(Path("sam"))
     assert found.loss[1, 1] == pytest.approx(GlobalLoss.of(fed).value(fed.weights), rel=1e-6)
-    assert found.about["algorithm"] == "fedsam"
-    assert found.about["rounds"] == 2
+    assert found.metadata["algorithm"] == "fedsam"
+    assert found.metadata["rounds"] == 2

@@ -113,7 +113,7 @@ def test_the_ball_of_the_relative_form() -> None:
 
 def test_the_probe_shows_global_local_and_trained() -> None:
     fed = play(federation("fedsam", active=3))
-    values, about = Sharpness(samples=0, each=True).reading(Look(fed))
+    values, metadata = Sharpness(samples=0, each=True).reading(Look(fed))
     loss, w = GlobalLoss.of(fed), fed.weights
     assert values["ascent"] == rise(loss, w, 0.1, 10).ascent >= values["first_order"]
     assert values["relative_ascent"] == rise(loss, w, 0.5, 10, scale=w.abs()).ascent
@@ -132,8 +132,8 @@ def test_the_probe_shows_global_local_and_trained() -> None:
     }
     for i in active:
         assert values[f"trained_{i}"] == rise(loss.only(i), ends[i], 0.1, 10).ascent
-    assert about["samples"] == about["of"] == sum(len(x) for x, _ in samples())
-    assert about["radius"] == 0.1
+    assert metadata["samples"] == metadata["of"] == sum(len(x) for x, _ in samples())
+    assert metadata["radius"] == 0.1
 
 
 def test_trained_is_where_the_round_really_ends() -> None:

@@ -15,6 +15,7 @@ from matplotlib import rc_context
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from PIL import Image
 from safetensors import safe_open
+from safetensors.numpy import save_file
 from torch import nn
 from worlds import federation, play, samples
 
@@ -118,8 +119,12 @@ def test_the_file(loss: GlobalLoss, tmp_path: Path) -> None:
     with safe_open(path, framework="np") as file:
         assert set(file.keys()) == {"x", "y", "loss", "accuracy"}
         assert file.get_tensor("loss").tolist() == found.loss.tolist()
-    about = surface_room.read(path).about
-    assert about.items() >= {"rounds": 2, "seed": 7, "span": 0.5, "samples": 24, "directions_seed": 0}.items()
+    metadata = surface_room.read(path).metadata
+    assert metadata.items() >= {"rounds": 2, "seed": 7, "span": 0.5, "samples": 24, "directions_seed": 0}.items()
+    with safe_open(path, framework="np") as file:
+        parts, header = {name: file.get_tensor(name) for name in file.keys()}, file.metadata()  # noqa: SIM118
+    save_file(parts, path, {"about": header["metadata"]})
+    assert surface_room.read(path).metadata == metadata, "an older file"
     path.write_bytes(b"nothing of the kind")
     with pytest.raises(ValueError, match="is not a loss surface"):
         surface_of(loss, loss.model.weights.clone(), SMALL, path)

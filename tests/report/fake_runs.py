@@ -96,16 +96,16 @@ def fake_probes(folder: Path, algorithm: str, rounds: int, seed: int) -> None:
         if algorithm not in ("fedavg", "scaffold"):
             entries.append(("drift", {"drift": 0.7 * flat, "cosine": 1 - flat, "norm": 0.1}, {"samples": 500}))
         entries.append(("hessian", {"eigenvalue_1": 900 * flat, "trace": 2e4 * flat}, {"vectors": 20}))
-        for probe, values, about in entries:
-            line = {"round": done, "probe": probe, "values": values, "about": about, "seconds": 0.1}
+        for probe, values, metadata in entries:
+            line = {"round": done, "probe": probe, "values": values, "metadata": metadata, "seconds": 0.1}
             lines.append(json.dumps(line) + "\n")
     (folder / "probes.jsonl").write_text("".join(lines))
     axis = np.linspace(-1, 1, 25)
     x, y = np.meshgrid(axis, axis)
     loss = 0.2 + 3 * flat * (x**2 + 0.6 * y**2 + 0.15 * np.sin(5 * x) * np.cos(4 * y) + 0.2)
-    about = {"about": json.dumps({"seed": 0, "samples": 1000})}
+    header = {"metadata": json.dumps({"seed": 0, "samples": 1000})}
     save_file(
-        {"x": axis, "loss": loss[12].copy(), "accuracy": 1 / (1 + loss[12])}, folder / "surface-1d.safetensors", about
+        {"x": axis, "loss": loss[12].copy(), "accuracy": 1 / (1 + loss[12])}, folder / "surface-1d.safetensors", header
     )
     grid = {"x": axis, "y": axis, "loss": loss, "accuracy": 1 / (1 + loss)}
-    save_file(grid, folder / "surface-2d.safetensors", about)
+    save_file(grid, folder / "surface-2d.safetensors", header)

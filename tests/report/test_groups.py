@@ -120,11 +120,11 @@ def test_surfaces_along_other_directions_are_noted(tmp_path: Path) -> None:
     a, b = fake_run(tmp_path / "a", "fedavg", probes=True), fake_run(tmp_path / "b", "fedsam", probes=True)
     assert compare_runs(runs(a, b)).notes == []
     axis = np.linspace(-1, 1, 3)
-    about = {"about": json.dumps({"seed": 1, "directions_seed": 1, "samples": 1000, "weights": "abc"})}
+    header = {"metadata": json.dumps({"seed": 1, "directions_seed": 1, "samples": 1000, "weights": "abc"})}
     save_file(
         {"x": axis, "y": axis, "loss": np.ones((3, 3)), "accuracy": np.ones((3, 3))},
         b / "surface-2d.safetensors",
-        about,
+        header,
     )
     [note] = compare_runs(runs(a, b)).notes
     assert "surface-2d was not made in the same way everywhere" in note

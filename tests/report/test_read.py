@@ -45,6 +45,7 @@ def test_probes_are_read_in_the_order_of_rounds(tmp_path: Path) -> None:
     (folder / "probes.jsonl").write_text(text)
     found = read_run(folder).measurements
     assert [(one.round, one.values) for one in found] == [(3, {"pd": 0.25}), (9, {"pd": 0.75})], "the last of a state"
+    assert [one.metadata for one in found] == [{"samples": 10}] * 2, "called `about` in older files"
     assert read_run(fake_run(tmp_path / "y")).measurements == []
 
 
@@ -62,7 +63,7 @@ def test_surfaces(tmp_path: Path) -> None:
     assert flat is not None
     assert line is not None
     assert (flat.loss.shape, line.loss.shape) == ((25, 25), (25,))
-    assert flat.about == {"seed": 0, "samples": 1000}
+    assert flat.metadata == {"seed": 0, "samples": 1000}
     assert np.array_equal(flat.loss[12], line.loss)
     assert read_run(fake_run(tmp_path / "y")).surface(2) is None
 
