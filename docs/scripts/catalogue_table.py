@@ -16,8 +16,8 @@ CLIENTS, EPOCHS = 2, 3
 
 def measure(name: str) -> dict[str, float]:
     """Backward passes per step, and vectors per client and round."""
-    draw = torch.Generator().manual_seed(0)
-    shard = torch.randn(8, 3, generator=draw), torch.randint(2, (8,), generator=draw)
+    rng = torch.Generator().manual_seed(0)
+    shard = torch.randn(8, 3, generator=rng), torch.randint(2, (8,), generator=rng)
     local = fl.LocalTraining(epochs=EPOCHS, batch_size=8)
     federation = fl.Federation(torch.nn.Linear(3, 2), [shard] * CLIENTS, name, local)
     *_, last = federation.run(2)

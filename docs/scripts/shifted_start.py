@@ -12,24 +12,23 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import fedlesam as fl
-from fedlesam.core.slots import State
-from fedlesam.rules import Ascent, GlobalAscent
+from fedlesam.rules import Ascent, GlobalAscent, State, Step
 
 
 @dataclass(frozen=True)
 class AddedEveryStep(Ascent):
-    """FedLESAM's e, looked up once a round and added at every step, as the algorithm is printed."""
+    """FedLESAM's e, computed once a round and added at every step, as the algorithm is printed."""
 
     gradient = "current"
 
-    def begin(self, anchor: Tensor, mine: State) -> State:
-        e = GlobalAscent(self.rho).round_perturbation(anchor, mine, {})
+    def begin(self, anchor: Tensor, client_state: State) -> State:
+        e = GlobalAscent(self.rho).round_perturbation(anchor, client_state, {})
         return {"e": torch.zeros_like(anchor) if e is None else e}
 
-    def ascend(self, gradient: Tensor, weights: Tensor, mine: State, ours: State) -> Tensor:
-        return mine["e"]
+    def ascend(self, gradient: Tensor, step: Step) -> Tensor:
+        return step.client_state["e"]
 
-    def remember(self, anchor: Tensor, mine: State) -> State:
+    def next_client_state(self, anchor: Tensor, client_state: State) -> State:
         return {"old": anchor}
 
 
@@ -44,8 +43,8 @@ class CountOperations(TorchDispatchMode):
 
 
 def federation(algorithm: fl.Algorithm, epochs: int = 3, clip_scope: Any = "loss") -> fl.Federation:
-    draw = torch.Generator().manual_seed(0)
-    data = [(torch.randn(40, 5, generator=draw), torch.randint(3, (40,), generator=draw)) for _ in range(4)]
+    rng = torch.Generator().manual_seed(0)
+    data = [(torch.randn(40, 5, generator=rng), torch.randint(3, (40,), generator=rng)) for _ in range(4)]
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(5, 16), nn.Tanh(), nn.Linear(16, 3))
     local = fl.LocalTraining(epochs=epochs, batch_size=10, clip=0.5, clip_scope=clip_scope)
@@ -53,7 +52,7 @@ def federation(algorithm: fl.Algorithm, epochs: int = 3, clip_scope: Any = "loss
 
 
 def difference(algorithm: fl.Algorithm, clip_scope: str) -> float:
-    """norm of the difference over the norm of the way gone, after eight rounds in which clipping is frequent."""
+    """Of the weights after eight rounds with frequent clipping, relative to their distance from the start."""
     added = replace(algorithm, perturbation=AddedEveryStep(algorithm.perturbation.rho))
     one, other = federation(algorithm, clip_scope=clip_scope), federation(added, clip_scope=clip_scope)
     start = one.weights
@@ -82,5 +81,6 @@ if __name__ == "__main__":
             print(
                 f"{make.__name__:12} clip_scope {scope:10} relative difference {difference(make(rho=0.1), scope):.0e}"
             )
-    plain, ours = (operations_of_an_epoch(make()) for make in (fl.algorithms.fedavg, fl.algorithms.fedlesam))
-    print(f"operations of an epoch: fedavg {plain.total()}, fedlesam {ours.total()}, the same ones: {plain == ours}")
+    plain, shifted = (operations_of_an_epoch(make()) for make in (fl.algorithms.fedavg, fl.algorithms.fedlesam))
+    same = plain == shifted
+    print(f"operations of an epoch: fedavg {plain.total()}, fedlesam {shifted.total()}, the same ones: {same}")
