@@ -1,6 +1,5 @@
 """The figures, made from the runs; and measurements for the theorems."""
 
-from collections.abc import Mapping
 from pathlib import Path
 from statistics import fmean
 
@@ -122,30 +121,29 @@ def heat(item: Item, context: Context) -> ResultTable:
 
 
 def theory(item: Item, context: Context) -> ResultTable:
-    """Theorem 2: its bound beside what was measured. Theorem 1: Delta, all that it says of FedLESAM."""
+    """Theorem 2: its bound and what was measured. Theorem 1: Delta, the only term that differs for FedLESAM."""
+    from reproduction.theory import theorem_1, theorem_2
+
     notes = (
         "Theorem 1's bound is not checked: its proof and its statement disagree; Delta is 0 for any perturbation that "
         "is constant in a round, a random one included (docs/errata.md, 13)",
     )
-    found = probing.theory(context.results.scale.theory)
-    if isinstance(found, str):
-        return ResultTable(item.name, item.shows, notes=(f"missing: {found}", *notes))
-    changes = {
-        delta["perturbation"]: tuple(Cell(float(delta[key])) for key in ("mean", "largest", "bound", "cosine"))
-        for delta in found["delta"]
+    columns = ("bias, median", "bias, largest", "mean square", "bound", "norm within", "square within")
+    biases = {
+        f"L lr = {found.step:g}": (
+            *(Cell(value) for value in (found.bias_median, found.bias_max, found.mean_square, found.bound)),
+            Cell(f"{found.norms_within} of {found.measured}"),
+            Cell(f"{found.squares_within} of {found.measured}"),
+        )
+        for found in theorem_2(starts=context.results.scale.theory_starts)
     }
     heads = ("change, mean", "change, largest", "FedSAM's bound, Lemma 2", "cosine with the global gradient")
-    columns = ("bias, median", "bias, largest", "mean square", "bound", "norm within", "square within")
-    rows: Mapping[str, tuple[Cell, ...]] = {
-        f"L lr = {step['step']:g}": (
-            *(Cell(float(step[key])) for key in ("bias_median", "bias_max", "mean_square", "bound")),
-            Cell(f"{step['norms_within']} of {step['measured']}"),
-            Cell(f"{step['squares_within']} of {step['measured']}"),
-        )
-        for step in found["steps"]
+    changes = {
+        found.perturbation: tuple(Cell(value) for value in (found.mean, found.largest, found.bound, found.cosine))
+        for found in theorem_1()
     }
     blocks = (
-        Block("Theorem 2, the bias of the estimate", columns, rows, None),
+        Block("Theorem 2, the bias of the estimate", columns, biases, None),
         Block("Theorem 1's Delta, the change of the perturbation in a round", heads, changes, None),
     )
     return ResultTable(item.name, item.shows, blocks, notes)

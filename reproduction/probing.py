@@ -1,4 +1,4 @@
-"""The only module that uses the probes: readings of runs, surfaces of finished runs, the theorems.
+"""The only module that uses the probes: readings of runs, surfaces of finished runs.
 
 Through files and the command line alone: what is measured here is what anybody can measure.
 """
@@ -30,10 +30,6 @@ def surfaces(runs: Sequence[Path], grid: str, folder: Path, data_dir: str | None
     """Measure F around the models of finished runs into their folders and draw them into `folder`; or why not."""
     where = ["--data-dir", data_dir] if data_dir else []
     return _probe(*map(str, runs), "--probe", grid, "--figures", str(folder), *where)
-
-
-def theory(options: str) -> dict[str, Any] | str:
-    return _probe(options)
 
 
 def _probe(*arguments: str) -> dict[str, Any] | str:

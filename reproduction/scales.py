@@ -47,7 +47,8 @@ class Scale:
     probes: Mapping[str, str] = field(default_factory=dict)
     """Options of the probes that are not their defaults."""
     surface: str = "surface:points=51"
-    theory: str = "theory"
+    theory_starts: int = 20
+    """Points from which the theorems are measured."""
     reductions: tuple[str, ...] = ()
 
 
@@ -88,7 +89,7 @@ SCALES = {
             stand_in="digits",
             fewer_clients=10,
             surface="surface:points=5,samples=100",
-            theory="theory:starts=2",
+            theory_starts=2,
             reductions=(
                 "data: the 1,437 embedded digits in the place of CIFAR-10 and CIFAR-100",
                 "model: an mlp with 8 hidden units, not ResNet-18",

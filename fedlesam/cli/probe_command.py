@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     Measured = tuple[Table, list[dict[str, Any]]]
 
 WHAT = "What to measure"
-THEORY = "theory"
 SIDE_BY_SIDE = 4
 """So many runs have room beside each other on a terminal."""
 
@@ -34,11 +33,9 @@ SIDE_BY_SIDE = 4
         "fedlesam probe runs/x",
         "fedlesam probe runs/x runs/y --probe sharpness:radius=0.05,steps=20,samples=0 --probe hessian:k=5",
         "fedlesam probe runs/cmp/*-seed0 --probe surface:dims=2,points=25,span=1 --figures figures",
-        "fedlesam probe theory",
-        "fedlesam probe theory:batch=2,clients=5",
     ),
 )
-@click.argument("runs", nargs=-1, required=True, metavar="RUN...|theory")
+@click.argument("runs", nargs=-1, required=True, metavar="RUN...")
 @click.option(
     "--probe",
     "probes",
@@ -95,20 +92,12 @@ def command(
                in the round after its last checkpoint  [samples=1000,full=yes]
     estimate   of an unfinished run: the cosine of FedLESAM's estimate and the global gradient
                [samples=1000]
-    theory     no run but a quadratic problem: the bias of FedLESAM's estimate and the bound
-               that Theorem 2 gives for it; Theorem 1's Delta of three perturbations
-               [dimensions=10,clients=10,samples=8,batch=0,starts=20,rounds=5,rho=0.0,seed=0]
 
     `samples` is about how many training samples are used, as many of each client; 0 takes all. Numbers go to
     RUN/probes.jsonl and RUN/surface-2d.safetensors. Drift, estimate and sharpness of trained clients need what clients
     remember, which a finished run has no more: measure them while training, with `fedlesam run --probe drift:every=10`.
     Centralised training (split pooled) named beside federated runs is measured on their clients.
     """
-    if runs[0].partition(":")[0] == THEORY and not Path(runs[0]).is_dir():
-        if len(runs) > 1 or probes:
-            raise ValueError("theory looks at no run: call `fedlesam probe theory` alone")
-        _show_theory(runs[0], as_json)
-        return
     from fedlesam.probes.catalogue import parse_offline
 
     wanted = [parse_offline(text) for text in probes or ("sharpness",)]
@@ -348,57 +337,6 @@ def _show(
 
 def _number(value: float) -> str:
     return f"{value:.5g}"
-
-
-def _show_theory(text: str, as_json: bool) -> None:
-    import inspect
-
-    from fedlesam.cli.show import print_table
-    from fedlesam.probes.catalogue import read_options
-    from fedlesam.probes.theory import theorem_1, theorem_2
-
-    takes = inspect.signature(theorem_2).parameters
-    kinds = {name: type(p.default) for name, p in takes.items() if name != "steps"}
-    settings = {name: p.default for name, p in takes.items() if name != "steps"}
-    settings |= read_options(text, text.partition(":")[2], kinds)
-    found = theorem_2(**settings)
-    deltas = theorem_1(**{name: settings[name] for name in ("dimensions", "clients", "samples", "seed")})
-    if as_json:
-        verdicts = [{"holds_as_printed": t.holds_as_printed, "holds_squared": t.holds_squared} for t in found]
-        lines = [{**dataclasses.asdict(t), **verdict} for t, verdict in zip(found, verdicts, strict=True)]
-        delta = [dataclasses.asdict(variation) for variation in deltas]
-        click.echo(json.dumps({"settings": settings, "steps": lines, "delta": delta}))
-        return
-    click.echo("Theorem 2, quadratic losses, one local step, full participation:")
-    click.echo(", ".join(f"{name} {value}" for name, value in settings.items()) + "\n")
-    columns = ["L lr", "bias, median", "largest", "mean square", "bound", "norm within", "square within", "holds"]
-    rows = []
-    for t in found:
-        holds = "as printed" if t.holds_as_printed else "squared only" if t.holds_squared else "no"
-        within = [f"{t.norms_within} of {t.measured}", f"{t.squares_within} of {t.measured}"]
-        numbers = [f"{x:.2g}" for x in (t.step, t.bias_median, t.bias_max, t.mean_square, t.bound)]
-        rows.append([*numbers, *within, holds])
-    print_table(columns, rows)
-    click.echo(
-        "\nBias: norm(unit(w_before - w_now) - unit(gradient at w_now)). The theorem states its bound for the norm; "
-        "its proof\nbounds the mean of the square (docs/errata.md, 12).\n"
-    )
-    click.echo("Theorem 1's Delta, the same problem, five local steps, L lr 0.1, rho 0.1:\n")
-    columns = [
-        "perturbation",
-        "change, mean",
-        "largest",
-        "FedSAM's bound",
-        "cosine with the global gradient",
-    ]
-    print_table(
-        columns, [[d.perturbation, *(f"{x:.3g}" for x in (d.mean, d.largest, d.bound, d.cosine))] for d in deltas]
-    )
-    click.echo(
-        "\nChange: norm(e_k - e_0)^2 of a round's steps k, mean over clients; the bound is Lemma 2's. Delta is made of "
-        "it and is 0\nfor all that is constant in a round: it does not tell FedLESAM's estimate from a random "
-        "direction (docs/errata.md, 13)."
-    )
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""Instruments: sharpness, curvature, drift, estimate, theory and loss surfaces. They read training, never change it."""
+"""Instruments: sharpness, curvature, drift, estimate and loss surfaces. They read training, never change it."""
 
 from fedlesam.probes.drift import Drift, drift_of
 from fedlesam.probes.estimate import constant_perturbations, cosine
@@ -6,7 +6,6 @@ from fedlesam.probes.hessian import eigenvalues, trace
 from fedlesam.probes.loss import GlobalLoss
 from fedlesam.probes.sharpness import Rise, rise
 from fedlesam.probes.surface import Grid, Surface, directions, surface_of
-from fedlesam.probes.theory import Theory, Variation, theorem_1, theorem_2
 
 __all__ = [
     "Drift",
@@ -14,8 +13,6 @@ __all__ = [
     "Grid",
     "Rise",
     "Surface",
-    "Theory",
-    "Variation",
     "constant_perturbations",
     "cosine",
     "directions",
@@ -23,7 +20,5 @@ __all__ = [
     "eigenvalues",
     "rise",
     "surface_of",
-    "theorem_1",
-    "theorem_2",
     "trace",
 ]

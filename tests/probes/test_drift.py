@@ -17,8 +17,8 @@ from fedlesam.probes.base import Look
 from fedlesam.probes.catalogue import attach
 from fedlesam.probes.drift import DriftProbe
 from fedlesam.probes.estimate import Estimate
-from fedlesam.probes.theory import Point, half_square
 from fedlesam.rules import CorrectedAscent, LocalAscent, Perturbation, PreviousStepAscent
+from reproduction.theory import Point, half_square
 
 PERTURBING = [name for name, make in CATALOGUE.items() if type(make().perturbation).__name__ != "NoPerturbation"]
 

@@ -10,7 +10,7 @@ from worlds import federation, mlp, play, samples
 from fedlesam.probes import GlobalLoss, eigenvalues, trace
 from fedlesam.probes.base import Look
 from fedlesam.probes.hessian import Hessian
-from fedlesam.probes.theory import Point, half_square
+from reproduction.theory import Point, half_square
 
 
 def explicit(weights: Tensor) -> Tensor:

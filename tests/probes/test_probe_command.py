@@ -1,7 +1,6 @@
 """`fedlesam probe` on real run folders."""
 
 import json
-import re
 import shutil
 import sys
 from collections.abc import Callable
@@ -106,19 +105,6 @@ def test_it_changes_nothing_else(call: Call) -> None:
     assert {name: Path("lesam", name).read_bytes() for name in names} == before
 
 
-def test_theory(call: Call) -> None:
-    code, out, _ = call("probe", "theory:starts=2,rounds=2")
-    assert code == 0
-    assert "squared only" in out
-    assert "as printed" in out
-    code, out, _ = call("probe", "theory:starts=2,rounds=2,batch=2", "--json")
-    found = json.loads(out)
-    assert found["settings"]["batch"] == 2
-    assert all(line["holds_squared"] for line in found["steps"])
-    assert [line["perturbation"] for line in found["delta"]] == ["fedsam", "fedlesam", "random direction"]
-    assert not found["steps"][0]["holds_as_printed"]
-
-
 @pytest.mark.parametrize(
     ("args", "said"),
     [
@@ -131,9 +117,6 @@ def test_theory(call: Call) -> None:
             "of what clients remember, and this run is finished",
         ),
         (["sam", "--probe", "hessian:k=999"], "k must be below the model's 310 parameters"),
-        (["theory", "sam"], "theory looks at no run"),
-        (["theory:clients=0"], "clients must be a whole number from 1, got 0"),
-        (["theory:cliens=1"], "did you mean 'clients'?"),
         (["sam", "--device", "tpu"], "device 'tpu'"),
     ],
 )
@@ -168,16 +151,6 @@ def test_two_runs_of_one_method_are_told_apart(call: Call) -> None:
     out = call("probe", "sam", "again", "--probe", "sharpness:steps=1,samples=5,local=no")[1]
     assert "fedsam sam" in out
     assert "fedsam again" in out
-
-
-@pytest.mark.slow
-def test_the_documentation_shows_what_theory_prints(call: Call) -> None:
-    text = (Path(__file__).parents[2] / "docs" / "probes.md").read_text()
-    shown = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")]
-    printed = [re.split(r"  +", line.strip()) for line in call("probe", "theory")[1].splitlines()]
-    rows = [row for row in printed if row[0] in ("0.003", "0.01", "0.03", "0.1", "0.3", "1", "fedsam", "fedlesam")]
-    assert len(rows) == 8
-    assert all(row in shown for row in rows)
 
 
 class Stop(KeyboardInterrupt):
@@ -242,7 +215,7 @@ def test_the_examples_of_the_help_parse(call: Call) -> None:
         assert words[:2] == ["fedlesam", "probe"]
         command.make_context("probe", words[2:])
     text = call("probe", "--help")[1]
-    assert all(word in text for word in ("sharpness", "hessian", "surface", "theory", "Examples:"))
+    assert all(word in text for word in ("sharpness", "hessian", "surface", "drift", "Examples:"))
 
 
 def test_a_surface_is_of_the_loss_it_says(call: Call) -> None:

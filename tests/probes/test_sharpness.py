@@ -14,7 +14,7 @@ from fedlesam.probes import GlobalLoss, rise
 from fedlesam.probes.base import Look
 from fedlesam.probes.replay import trained
 from fedlesam.probes.sharpness import Sharpness
-from fedlesam.probes.theory import Point, half_square
+from reproduction.theory import Point, half_square
 
 
 def quadratic(curvature: Tensor, centre: Tensor) -> GlobalLoss:

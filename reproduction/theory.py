@@ -84,7 +84,7 @@ class Batchwise:
 
     x: Tensor
     size: int
-    draw: torch.Generator
+    rng: torch.Generator
 
     def __len__(self) -> int:
         return self.size
@@ -93,16 +93,16 @@ class Batchwise:
         return torch.zeros(self.size)
 
     def tensors(self) -> tuple[Tensor, Tensor]:
-        return self.x[torch.randperm(len(self.x), generator=self.draw)[: self.size]], self.labels()
+        return self.x[torch.randperm(len(self.x), generator=self.rng)[: self.size]], self.labels()
 
 
-def quadratics(dimensions: int, clients: int, samples: int, draw: torch.Generator) -> list[tuple[Tensor, Tensor]]:
+def quadratics(dimensions: int, clients: int, samples: int, rng: torch.Generator) -> list[tuple[Tensor, Tensor]]:
     """Clients' samples (centre, curvatures), each client's centres around one of its own."""
     spread = torch.linspace(0.1, 1.0, dimensions, dtype=torch.float64)
     shards = []
     for _ in range(clients):
-        centre = torch.randn(dimensions, generator=draw) + torch.randn(samples, dimensions, generator=draw)
-        curvature = spread * (0.5 + torch.rand(samples, dimensions, generator=draw, dtype=torch.float64))
+        centre = torch.randn(dimensions, generator=rng) + torch.randn(samples, dimensions, generator=rng)
+        curvature = spread * (0.5 + torch.rand(samples, dimensions, generator=rng, dtype=torch.float64))
         shards.append((torch.cat([centre.double(), curvature], 1), torch.zeros(samples)))
     return shards
 
@@ -134,10 +134,10 @@ def theorem_2(
     check_number("theory", "rho", rho, at_least=0)
     for x in steps:
         check_number("theory", "step", x, above=0)
-    draw = seeds.generator(seed, "probe")
-    shards = quadratics(dimensions, clients, samples, draw)
+    rng = seeds.generator(seed, "probe")
+    shards = quadratics(dimensions, clients, samples, rng)
     smoothness = float(torch.stack([x[:, dimensions:].mean(0) for x, _ in shards]).mean(0).max())
-    begin = 3 * torch.randn(starts, dimensions, generator=draw, dtype=torch.float64)
+    begin = 3 * torch.randn(starts, dimensions, generator=rng, dtype=torch.float64)
     algorithm = Algorithm(GlobalAscent(rho), NoCorrection(), Average(), 1.0)
     found = []
     for x in steps:
@@ -146,7 +146,7 @@ def theorem_2(
         )
         biases, noises = [], []
         for start in range(starts):
-            shown = [Batchwise(x, batch, draw) if batch else (x, y) for x, y in shards]
+            shown = [Batchwise(x, batch, rng) if batch else (x, y) for x, y in shards]
             federation = Federation(Point(begin[start]), shown, algorithm, local, seed=seed)
             loss = GlobalLoss(federation.model, shards, half_square)
             for _ in range(rounds):
@@ -195,10 +195,10 @@ class Variation:
 class RandomDirection(Ascent):
     """The same random direction for all clients and steps of a round: as constant as FedLESAM's, and about nothing."""
 
-    draw: torch.Generator | None = None
+    rng: torch.Generator | None = None
 
     def initial(self, anchor: Tensor) -> State:
-        return {"u": _unit(torch.randn(anchor.shape, generator=self.draw, dtype=anchor.dtype))}
+        return {"u": _unit(torch.randn(anchor.shape, generator=self.rng, dtype=anchor.dtype))}
 
     def round_perturbation(self, anchor: Tensor, client_state: State, server_state: State) -> Tensor | None:
         return self.rho * server_state["u"]
@@ -223,17 +223,17 @@ def theorem_1(
 
     `step` is L * lr with the largest L of a client. FedLESAM has no perturbation in the first round, which is left out.
     """
-    draw = seeds.generator(seed, "probe")
-    shards = quadratics(dimensions, clients, samples, draw)
+    rng = seeds.generator(seed, "probe")
+    shards = quadratics(dimensions, clients, samples, rng)
     smoothness = max(float(x[:, dimensions:].mean(0).max()) for x, _ in shards)
-    begin = 3 * torch.randn(starts, dimensions, generator=draw, dtype=torch.float64)
+    begin = 3 * torch.randn(starts, dimensions, generator=rng, dtype=torch.float64)
     local = LocalTraining(
         lr=step / smoothness, epochs=local_steps, batch_size=samples, weight_decay=0.0, clip=None, loss=half_square
     )
     rules: dict[str, Ascent] = {
         "fedsam": LocalAscent(rho),
         "fedlesam": GlobalAscent(rho),
-        "random direction": RandomDirection(rho, draw),
+        "random direction": RandomDirection(rho, rng),
     }
     found = []
     for name, rule in rules.items():

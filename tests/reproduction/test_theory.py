@@ -1,19 +1,27 @@
 """Theorem 2 measured with real rounds, against plain gradient descent."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 
 from fedlesam.core import seeds
-from fedlesam.probes import theorem_1, theorem_2
-from fedlesam.probes.theory import quadratics
+from reproduction.context import Context
+from reproduction.figures import theory
+from reproduction.items import ITEMS
+from reproduction.plan import Only
+from reproduction.results import Results
+from reproduction.scales import SCALES
+from reproduction.theory import STEPS, quadratics, theorem_1, theorem_2
+from reproduction.writing import markdown
 
 
 def descents(x: float, starts: int, rounds: int) -> list[float]:
     """The biases of gradient descent on F = (w A w) / 2 - b w + const, with lr = x / L."""
-    draw = seeds.generator(0, "probe")
-    shards = quadratics(10, 10, 8, draw)
-    begin = 3 * torch.randn(starts, 10, generator=draw, dtype=torch.float64)
+    rng = seeds.generator(0, "probe")
+    shards = quadratics(10, 10, 8, rng)
+    begin = 3 * torch.randn(starts, 10, generator=rng, dtype=torch.float64)
     rows = np.stack([s.numpy() for s, _ in shards])
     centre, curvature = rows[..., :10], rows[..., 10:]
     a, b = curvature.mean((0, 1)), (curvature * centre).mean((0, 1))
@@ -68,9 +76,9 @@ def test_delta_is_nothing_for_whatever_is_constant_in_a_round() -> None:
     assert 0 < sam.mean <= sam.largest <= sam.bound == pytest.approx(2 * (2 * 0.1 * 0.1) ** 2)
     assert lesam.cosine > 0.9
     assert abs(random.cosine) < 0.9
-    draw = seeds.generator(0, "probe")
-    shards = [x.numpy() for x, _ in quadratics(10, 3, 8, draw)]
-    w = (3 * torch.randn(1, 10, generator=draw, dtype=torch.float64)).numpy()[0]
+    rng = seeds.generator(0, "probe")
+    shards = [x.numpy() for x, _ in quadratics(10, 3, 8, rng)]
+    w = (3 * torch.randn(1, 10, generator=rng, dtype=torch.float64)).numpy()[0]
     curvatures = [x[:, 10:].mean(0) for x in shards]
     centres = [(x[:, :10] * x[:, 10:]).mean(0) for x in shards]
     lr = 0.1 / max(a.max() for a in curvatures)
@@ -98,3 +106,22 @@ def test_bad_settings() -> None:
         theorem_2(clients=0)
     with pytest.raises(ValueError, match="step must be above 0, got 0"):
         theorem_2((0.0,))
+
+
+def table(scale: str, tmp_path: Path) -> str:
+    return markdown(theory(ITEMS["theory"], Context(Results(SCALES[scale], {}, {}, 1), Only(), tmp_path, None)))
+
+
+def test_the_table(tmp_path: Path) -> None:
+    rows = [line.split(" | ") for line in table("smoke", tmp_path).splitlines() if line.startswith("| L lr")]
+    assert [row[0] for row in rows] == [f"| L lr = {x:g}" for x in STEPS]
+    assert rows[0][5:] == ["0 of 10", "10 of 10 |"]
+
+
+@pytest.mark.slow
+def test_the_documentation_shows_what_is_measured(tmp_path: Path) -> None:
+    shown = (Path(__file__).parents[2] / "reproduction" / "README.md").read_text(encoding="utf-8").splitlines()
+    names = ("| L lr", "| fedsam", "| fedlesam", "| random")
+    rows = [line for line in table("cpu", tmp_path).splitlines() if line.startswith(names)]
+    assert len(rows) == 9
+    assert set(rows) <= set(shown)
