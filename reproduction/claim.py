@@ -121,7 +121,7 @@ def result(run: Run, last: int) -> Result:
     values = {
         "accuracy": 100 * fmean(tested),
         "seconds": float(np.median([record["seconds"] for record in run.records])),
-        "left_out": float(sum(len(record.get("left_out") or ()) for record in run.records)),
+        "dropped": float(sum(len(record.get("dropped") or ()) for record in run.records)),
     }
     for name, (probe, value, at_end) in MEASURES.items():
         readings = [reading for round, reading in probing.readings(run.path, probe, value) if round > 0]
@@ -136,7 +136,7 @@ def _listed(chosen: dict[str, float | None]) -> str:
 
 def raw(everything: list[Findings]) -> str:
     """A line per run as CSV, in full precision."""
-    names = ["accuracy", "seconds", "left_out", *MEASURES]
+    names = ["accuracy", "seconds", "dropped", *MEASURES]
     rows: list[list[Value]] = []
     for found in everything:
         for purpose, some in (("tuning", found.tuning), ("results", found.results)):

@@ -23,7 +23,7 @@ By = dict[tuple[str, float | None], dict[int, "Result"]]
 @dataclass(frozen=True)
 class Result:
     values: dict[str, float]
-    """accuracy (percent), seconds (the median round's), left_out (client-rounds), and what was probed."""
+    """accuracy (percent), seconds (the median round's), dropped (client-rounds), and what was probed."""
 
 
 @dataclass

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fedlesam.algorithms import CATALOGUE
-from fedlesam.cli.options import gather
+from fedlesam.cli.options import build_config
 from fedlesam.runs import config as configs
 from fedlesam.runs.build import build
 from fedlesam.runs.config import (
@@ -159,7 +159,9 @@ def test_splits_that_bring_their_clients(split: str) -> None:
 def test_flags_win_over_the_file_and_set_over_flags(tmp_path: Path) -> None:
     path = tmp_path / "x.toml"
     path.write_text("rounds = 3\nlr = 0.5\nseed = 8\n[hyper]\nrho = 0.2\nlr_g = 0.7\n")
-    config = gather(path, ["seed=10", "rho=0.4", "batch-size=6"], {"lr": 0.25, "seed": 9, "rho": 0.3, "model": None})
+    config = build_config(
+        path, ["seed=10", "rho=0.4", "batch-size=6"], {"lr": 0.25, "seed": 9, "rho": 0.3, "model": None}
+    )
     assert config == RunConfig(rounds=3, lr=0.25, seed=10, batch_size=6, hyper={"rho": 0.4, "lr_g": 0.7}), (
         "the file, flags over it, --set over both, and None is not said"
     )
@@ -167,18 +169,18 @@ def test_flags_win_over_the_file_and_set_over_flags(tmp_path: Path) -> None:
 
 def test_set_reaches_any_field() -> None:
     told = {name: str(OTHER[name]) for name in OPTIONS}
-    config = gather(None, [f"{name}={value}" for name, value in told.items()], {})
+    config = build_config(None, [f"{name}={value}" for name, value in told.items()], {})
     assert config == dataclasses.replace(RunConfig(**OTHER), hyper={})
 
 
 @pytest.mark.parametrize("text", ["rho", "=3", ""])
 def test_set_needs_a_name_and_a_value(text: str) -> None:
     with pytest.raises(ValueError, match=f"--set {text}: expected NAME=VALUE"):
-        gather(None, [text], {})
+        build_config(None, [text], {})
 
 
 def test_set_guesses_the_kind_of_what_it_does_not_know() -> None:
-    config = gather(None, ["a=3", "b=0.5", "c=true", "d=word", "e=1e-3", "f=x=y"], {})
+    config = build_config(None, ["a=3", "b=0.5", "c=true", "d=word", "e=1e-3", "f=x=y"], {})
     assert config.hyper == {"a": 3, "b": 0.5, "c": True, "d": "word", "e": 1e-3, "f": "x=y"}
     assert [type(value) for value in config.hyper.values()] == [int, float, bool, str, float, str]
 
@@ -281,7 +283,7 @@ def test_the_first_line_is_the_command() -> None:
 
 
 def test_a_whole_number_in_a_file_is_the_same_run_as_on_the_command_line(tmp_path: Path) -> None:
-    typed = gather(None, ["lr=1", "rho=1"], {})
+    typed = build_config(None, ["lr=1", "rho=1"], {})
     filed = update(RunConfig(), settings_from("lr = 1\n[hyper]\nrho = 1\n", tmp_path))
     assert filed == typed
     assert identity(filed) == identity(typed)

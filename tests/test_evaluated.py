@@ -20,7 +20,7 @@ from fedlesam.report.write import write_report
 from fedlesam.runs import config as configs
 from fedlesam.runs.config import RunConfig
 from fedlesam.runs.folder import RunFolder
-from fedlesam.runs.overview import look_at
+from fedlesam.runs.overview import read_overview
 from fedlesam.runs.read import find_runs, read_run
 from fedlesam.runs.runner import accuracies, execute
 from fedlesam.runs.trackers import numbers
@@ -97,7 +97,7 @@ def test_an_older_folder_does_not_call_another_rounds_accuracy_the_last(tmp_path
     assert "last" not in execute(config, folder.path)["accuracy"]
     [row] = ranking([read_run(folder.path)])
     assert row.last is None and row.mean_of_last is not None
-    seen = look_at(folder)
+    seen = read_overview(folder)
     assert (seen.accuracy_round, seen.round) == (4, 5)
 
 
@@ -152,7 +152,7 @@ def test_files_name_what_was_held_out(tuned: Path) -> None:
         assert "accuracy" not in summary and "per_client" not in summary
         assert summary["held_out_accuracy"]["last"] == line["held_out_accuracy"]
         assert read_run(run).accuracy["last"] == line["held_out_accuracy"]
-        assert look_at(RunFolder(run)).evaluated_on == "held-out"
+        assert read_overview(RunFolder(run)).evaluated_on == "held-out"
 
 
 def test_a_page_of_a_search(tuned: Path, tmp_path: Path) -> None:

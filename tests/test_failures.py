@@ -25,10 +25,11 @@ from fedlesam.data.splits import make_split
 from fedlesam.engines.stacked import NotStackable
 from fedlesam.engines.world import WorkerLost
 from fedlesam.federation import DROPOUT, Record
+from fedlesam.report import pictures
 from fedlesam.report.ranking import ranking
 from fedlesam.runs import config as configs
 from fedlesam.runs.build import build
-from fedlesam.runs.compare import compare, draw, plan
+from fedlesam.runs.compare import compare, plan
 from fedlesam.runs.config import RunConfig
 from fedlesam.runs.folder import RunFolder
 from fedlesam.runs.read import read_run
@@ -724,7 +725,7 @@ def test_reports_of_rounds_without_answers(tmp_path: Path) -> None:
     rows = ranking(runs)
     assert [(row.backward_passes, row.rounds) for row in rows] == [(0, 2), (0, 2)]
     assert all(row.megabytes > 0 for row in rows)
-    assert all(path.exists() for path in draw(runs, tmp_path))
+    assert all(path.exists() for path in pictures.comparison(runs, tmp_path))
     assert read_run(runs[0].path).total("bytes_up") == 0
 
 
@@ -752,7 +753,7 @@ def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
 
 
 @pytest.mark.parametrize("more", [[], ["--quiet"], ["--json"]], ids=str)
-def test_failures_are_spoken_of_but_not_all_of_them(call: Call, tmp_path: Path, more: list[str]) -> None:
+def test_failures_are_logged_but_not_all_of_them(call: Call, tmp_path: Path, more: list[str]) -> None:
     """Also where nothing else is said; and an end that is not a success."""
     code, out, err = call("run", "--rounds", "3", *TINY, "--lr", "1e30", "--clip", "0", "--out", "x", *more)
     assert code == 3
@@ -761,8 +762,8 @@ def test_failures_are_spoken_of_but_not_all_of_them(call: Call, tmp_path: Path, 
     warnings = [line for line in err.splitlines() if line.startswith("warning: ")]
     failed = [(r["round"], i, why) for r in records_of(tmp_path / "x") for i, why in r["dropped"].items()]
     assert len(failed) == 9
-    spoken = [f"warning: round {t}: client {i} is left out: {why}" for t, i, why in failed[:MOST_LOGGED]]
-    assert warnings == [*spoken, "warning: more clients are left out; all of them are in metrics.jsonl"]
+    logged = [f"warning: round {t}: client {i} is dropped: {why}" for t, i, why in failed[:MOST_LOGGED]]
+    assert warnings == [*logged, "warning: more clients are dropped; all of them are in metrics.jsonl"]
     errors = [line for line in err.splitlines() if line.startswith("error: ")]
     _, first, why = failed[0]
     assert errors == [f"error: no client ever answered, so nothing was learnt; the first, client {first}: {why}"]
@@ -775,7 +776,7 @@ def test_dropout_is_shown_but_not_warned_of(call: Call, tmp_path: Path) -> None:
     records = records_of(tmp_path / "x")
     assert sum(len(record.get("dropped", ())) for record in records) > 0
     last = len(records[-1].get("dropped", ()))
-    assert (f"{last} left out" in err) == bool(last)
+    assert (f"{last} dropped" in err) == bool(last)
     assert RunFolder(tmp_path / "x").read_config().dropout == 0.5
 
 

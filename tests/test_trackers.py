@@ -116,7 +116,7 @@ def test_a_tracker_that_fails_ends_alone(tmp_path: Path, fails: str, seen: list[
     assert [step for step, _ in good.seen] == [1, 2, 3]
     assert [step for notebook in kept for step, _ in notebook.seen] == seen
     assert len(said) == 1, "it is said once"
-    assert said[0].startswith("--bad stopped, the run goes on without it: ")
+    assert said[0].startswith("--bad stopped, the run continues without it: ")
 
 
 def test_interrupts_are_not_swallowed(tmp_path: Path) -> None:
@@ -244,7 +244,7 @@ def test_mlflow_without_a_server_leaves_the_run_alone(
     pytest.importorskip("mlflow", reason="needs mlflow-skinny: pip install 'fedlesam[mlflow]'")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     fedlesam(monkeypatch, tmp_path, "run", *TINY, "--rounds", "2", "--out", "x", "--mlflow", "http://127.0.0.1:9")
-    assert capsys.readouterr().err.count("--mlflow stopped, the run goes on without it") == 1
+    assert capsys.readouterr().err.count("--mlflow stopped, the run continues without it") == 1
     assert RunFolder(tmp_path / "x").read_summary()["state"] == "finished"
 
 

@@ -67,7 +67,7 @@ def cli() -> None:
     Look at them:        fedlesam report runs/x --out report.html
     What there is:       fedlesam list algorithms
 
-    Repeat a command to go on with a run that was interrupted, at its last checkpoint.
+    Repeat a command to resume an interrupted run at its last checkpoint.
 
     Exit codes: 0 done, 1 some runs of several failed, 2 bad input, 3 the numbers stopped being finite, 4 a worker died
     or was lost, 130 interrupted (Ctrl-C), 143 terminated (SIGTERM).

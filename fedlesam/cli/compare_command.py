@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fedlesam.cli.options import Grouped, GroupedCommand, gather, names_of, output, settings, trackers
+from fedlesam.cli.options import Grouped, GroupedCommand, build_config, names_of, output, settings, trackers
 from fedlesam.core.names import file_name
 from fedlesam.runs import config as configs
 from fedlesam.runs.config import RunConfig
@@ -62,13 +62,13 @@ def command(
 ) -> None:
     """Train several methods on the same clients, batches and first model; rank them and draw their curves.
 
-    Runs that are finished are not repeated, and one that was interrupted is gone on with. The folder holds a run folder
+    Runs that are finished are not repeated, and one that was interrupted is resumed. The folder holds a run folder
     per method and seed, report.html, accuracy.png and split.png. Hyper-parameters go to the methods that take them.
     """
     from fedlesam.runs.trackers import wanted
 
     openers = wanted(tensorboard, mlflow, wandb)
-    base = gather(config_file, assignments, flags)
+    base = build_config(config_file, assignments, flags)
     show_comparison(base, list(algorithms), seeds, out, overwrite, quiet, as_json, openers)
 
 
@@ -112,7 +112,7 @@ def show_comparison(
 
             runs = comparison.compare(plans, out, overwrite=overwrite, watch=watch)
     except KeyboardInterrupt:
-        display.say(f"interrupted: what was done is in {out}; the same command goes on with it")
+        display.say(f"interrupted: what was done is in {out}; the same command resumes it")
         raise
     drawn = pictures.comparison(runs, out)
     report = out / "report.html"

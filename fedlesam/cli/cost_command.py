@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from fedlesam.cli.options import OUTPUT, Grouped, GroupedCommand, gather, settings
+from fedlesam.cli.options import OUTPUT, Grouped, GroupedCommand, build_config, settings
 from fedlesam.runs import config as configs
 
 
@@ -27,7 +27,7 @@ def command(config_file: Path | None, assignments: tuple[str, ...], as_json: boo
 
     Takes the flags of `fedlesam run`. RAM is without the data set and the activations of a forward pass.
     """
-    config = configs.resolve(gather(config_file, assignments, flags))
+    config = configs.resolve(build_config(config_file, assignments, flags))
 
     from fedlesam.core.space import size
     from fedlesam.runs import costs

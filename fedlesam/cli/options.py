@@ -187,7 +187,7 @@ def trackers(function: Any) -> Any:
     return function
 
 
-def gather(config_file: Path | None, assignments: Iterable[str], flags: dict[str, Value | None]) -> RunConfig:
+def build_config(config_file: Path | None, assignments: Iterable[str], flags: dict[str, Value | None]) -> RunConfig:
     """File, then flags, then `--set`; what comes later wins."""
     config = RunConfig()
     if config_file is not None:

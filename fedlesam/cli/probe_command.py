@@ -86,7 +86,7 @@ def command(
     hessian    its k largest eigenvalues and the trace
                [k=3,draws=20,samples=1000]
     surface    the loss along one or two random directions, the same for all runs;
-               stopped and repeated, it goes on where it was
+               stopped and repeated, it resumes
                [dims=2,points=25,span=1.0,samples=1000,seed=0]
     drift      of an unfinished run: how far clients' perturbations point from the global one
                in the round after its last checkpoint  [samples=1000,full=yes]

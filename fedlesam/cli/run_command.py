@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from fedlesam.cli.options import GroupedCommand, gather, output, settings, trackers
+from fedlesam.cli.options import GroupedCommand, build_config, output, settings, trackers
 from fedlesam.core.names import file_name
 from fedlesam.runs import config as configs
 from fedlesam.runs.config import RunConfig
@@ -60,7 +60,7 @@ def command(
     """Train one method and write a run folder.
 
     The folder holds config.toml (every setting, resolved), metrics.jsonl (a line a round), model.safetensors,
-    split.safetensors, summary.json and versions.json. Repeat the command to go on with a run that was interrupted or
+    split.safetensors, summary.json and versions.json. Repeat the command to resume a run that was interrupted or
     killed, from its last checkpoint (--checkpoint-every); the results are the same to the bit. On a finished run the
     same command only says so.
     """
@@ -77,7 +77,7 @@ def command(
         return
     with release_workers_on_error(world):
         openers = wanted(tensorboard, mlflow, wandb)
-        config, folder = settle(gather(config_file, assignments, flags), out)
+        config, folder = settle(build_config(config_file, assignments, flags), out)
     display = Display(quiet or as_json)
     workers = world.size if world is not None else config.workers
     if workers > 1:
@@ -93,7 +93,7 @@ def command(
         try:
             summary = execute(config, folder, overwrite=overwrite, watch=watch, world=world)
         except KeyboardInterrupt:
-            display.say(f"interrupted: what was done is in {folder}; the same command goes on with it")
+            display.say(f"interrupted: what was done is in {folder}; the same command resumes it")
             raise
     if as_json:
         click.echo(json.dumps({"folder": str(folder), **summary}))

@@ -21,9 +21,9 @@ def command(folder: Path, as_json: bool) -> None:
     """All runs in a folder [runs] and the folders in it: what state they are in, how far they are, what they reached.
 
     running: a process works on it, with the time it will still take. interrupted: by Ctrl-C or a kill; its command
-    goes on with it. stopped: by an error. The accuracy is of the last evaluation, of test data or of training samples
+    resumes it. stopped: by an error. The accuracy is of the last evaluation, of test data or of training samples
     held out, with its round where that is not the last one done. Checkpoints are what an unfinished run keeps on disk
-    to go on from.
+    to resume from.
     """
     from fedlesam.cli.show import format_duration, percent, print_table
     from fedlesam.runs.overview import find_runs

@@ -48,14 +48,14 @@ class Display:
 
     @contextlib.contextmanager
     def _listening(self) -> Iterator[None]:
-        log, spoken = logging.getLogger("fedlesam"), Spoken(self)
+        log, handler = logging.getLogger("fedlesam"), LogHandler(self)
         before = log.level
-        log.addHandler(spoken)
+        log.addHandler(handler)
         log.setLevel(logging.INFO)
         try:
             yield
         finally:
-            log.removeHandler(spoken)
+            log.removeHandler(handler)
             log.setLevel(before)
 
     @contextlib.contextmanager
@@ -106,7 +106,7 @@ class Display:
             self.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
-class Spoken(logging.Handler):
+class LogHandler(logging.Handler):
     """The package's log on the display; warnings also where the display is quiet."""
 
     def __init__(self, display: Display) -> None:
@@ -124,7 +124,7 @@ class Spoken(logging.Handler):
 
 def describe(record: Record, on: str = TEST) -> str:
     tested = f"{on} accuracy {100 * record.test_accuracy:.1f} %  " if record.test_accuracy is not None else ""
-    missing = f"  {len(record.dropped)} left out" if record.dropped else ""
+    missing = f"  {len(record.dropped)} dropped" if record.dropped else ""
     return f"{tested}train loss {record.train_loss:.3f}{missing}"
 
 
@@ -150,7 +150,7 @@ def print_accuracy(summary: dict[str, Any], on: str) -> None:
     untested = found.pop("untested", 0)
     parts = [f"{name.replace('_', ' ')} {percent(value)} %" for name, value in found.items()]
     if untested:
-        parts.append(f"{untested} clients left out, none of whose classes are evaluated on")
+        parts.append(f"{untested} clients dropped: none of their classes are evaluated")
     if parts:
         click.echo(f"{on} accuracy per client: {', '.join(parts)}")
 

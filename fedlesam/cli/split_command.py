@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from fedlesam.cli.options import OUTPUT, Grouped, GroupedCommand, gather, settings
+from fedlesam.cli.options import OUTPUT, Grouped, GroupedCommand, build_config, settings
 from fedlesam.core.names import file_name
 from fedlesam.runs import config as configs
 
@@ -41,7 +41,7 @@ from fedlesam.runs import config as configs
 @click.option("--json", "as_json", cls=Grouped, group=OUTPUT, is_flag=True, help="print the summary as JSON")
 def command(config_file: Path | None, save: Path | None, picture: Path | None, as_json: bool, **flags: Any) -> None:
     """Divide a data set over clients: print what came out, draw it, save it."""
-    config = gather(config_file, [], flags)
+    config = build_config(config_file, [], flags)
 
     from fedlesam.cli.show import Display
     from fedlesam.data.splits import make_split, save_split

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from fedlesam.cli.options import Grouped, GroupedCommand, gather, output, settings
+from fedlesam.cli.options import Grouped, GroupedCommand, build_config, output, settings
 from fedlesam.core.names import file_name
 from fedlesam.runs import config as configs
 from fedlesam.runs.evaluated import HELD_OUT
@@ -61,7 +61,7 @@ def command(
 ) -> int:
     """Search any setting or hyper-parameter, judged on training samples that are held out (--held-out, 10 %).
 
-    The test data is never evaluated on. Repeat the command to go on with a search that was interrupted. The best
+    The test data is never evaluated on. Repeat the command to resume a search that was interrupted. The best
     settings are written to best.toml, without anything held out: `fedlesam run --config` trains them on all of the
     training data.
     """
@@ -73,7 +73,7 @@ def command(
 
     if overwrite:
         raise ValueError("tune does not replace anything: choose another --out, or delete the folder")
-    base = gather(config_file, assignments, flags)
+    base = build_config(config_file, assignments, flags)
     wanted = tuning.parse_space(space)
     drawn = tuning.Optuna(wanted, trials, base.seed, jobs) if trials else None
     points = tuning.grid(wanted) if drawn is None else []

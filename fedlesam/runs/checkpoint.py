@@ -101,7 +101,7 @@ class Manifest:
 class Checkpoints:
     """The checkpoints of one federation in a folder, `keep` of them at a time.
 
-    The `journals` are cut back to a checkpoint when it is loaded. `about` is what else must be the same to go on.
+    The `journals` are cut back to a checkpoint when it is loaded. `about` is what else must be the same to resume.
     """
 
     def __init__(
@@ -193,7 +193,7 @@ class Checkpoints:
         self._collect(federation)
         return 0
 
-    def look(self, federation: Federation, memories: bool = False) -> bool:
+    def read_newest(self, federation: Federation, memories: bool = False) -> bool:
         """Put the federation where the newest good checkpoint is; False if there is none. The folder stays as it is."""
         for path in self.found():
             try:
@@ -205,7 +205,7 @@ class Checkpoints:
                 federation.state = state
                 return True
             except Damaged as error:
-                log.warning("%s; looking at the checkpoint before", error)
+                log.warning("%s; reading the checkpoint before", error)
         return False
 
     def state_at(self, round: int, like: ServerState) -> ServerState | None:
@@ -243,7 +243,8 @@ class Checkpoints:
             if ours.get(name) != manifest.run.get(name)
         ]
         if changed:
-            raise ValueError(one_line(f"{path}: is a checkpoint of another run ({'; '.join(changed)})"))
+            remedy = "use the settings and the version of fedlesam that began it, or start again with --overwrite"
+            raise ValueError(one_line(f"{path}: is a checkpoint of another run ({'; '.join(changed)}); {remedy}"))
 
     def _read_state(self, manifest: Manifest, like: ServerState) -> tuple[ServerState, Tensor | None]:
         path, device = self._state(manifest.round), like.weights.device

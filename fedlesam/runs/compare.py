@@ -49,7 +49,7 @@ def compare(
     """Do the runs that are not done yet, one after the other, and read them all."""
     from fedlesam.runs.folder import RunFolder
 
-    open_runs = [config for config in plans if RunFolder(folder_of(out, config)).claim(config, overwrite)]
+    open_runs = [config for config in plans if RunFolder(folder_of(out, config)).needs_run(config, overwrite)]
     data = load_data(plans[0]) if open_runs else None
     for config in {config.algorithm: config for config in open_runs}.values():
         # refuses what cannot work with one method before another one has been trained

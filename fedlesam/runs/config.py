@@ -156,7 +156,7 @@ class RunConfig:
     evaluate_every: int = option(1, RUN, whole, "rounds between two evaluations; the last round is always evaluated")
     per_client: bool = option(False, RUN, switch, "also the accuracy on every client's own mixture of classes")
     dropout: float = option(0.0, RUN, number, "probability that an active client never answers", "P")
-    max_update_norm: float = option(0.0, RUN, number, "leave out updates with a larger norm; 0 never does", "NORM")
+    max_update_norm: float = option(0.0, RUN, number, "drop updates with a larger norm; 0 never does", "NORM")
     on_client_error: str = option(
         "drop", RUN, text, "a client that raises or whose numbers explode: drop it from the round, or stop"
     )

@@ -45,7 +45,7 @@ class RunFolder:
 
     @property
     def memory(self) -> Path:
-        """What clients remember beyond the memory budget, while the run goes on."""
+        """What clients remember beyond the memory budget, during the run."""
         return self.path / "memory"
 
     @property
@@ -77,7 +77,7 @@ class RunFolder:
         return configs.update(RunConfig(), configs.read(self.config))
 
     def read_summary(self) -> dict[str, Any]:
-        """Empty while the run goes on, or where it was killed."""
+        """Empty during the run, or where it was killed."""
         if not self.summary.exists():
             return {}
         try:
@@ -86,10 +86,12 @@ class RunFolder:
             raise ValueError(f"{self.summary}: is not a summary of a run: {error}") from error
         if not isinstance(summary, dict) or not _is_summary(summary):
             raise ValueError(f"{self.summary}: is not a summary of a run")
+        if "left_out" in summary:  # its name in older folders
+            summary["dropped"] = summary.pop("left_out")
         return summary
 
     def read_metrics(self) -> list[dict[str, Any]]:
-        """The records of all rounds, by the names of a Record; a last line cut off by a crash is left out."""
+        """The records of all rounds, by the names of a Record; a last line cut off by a crash is dropped."""
         if not self.metrics.exists():
             return []
         records = []
@@ -106,8 +108,8 @@ class RunFolder:
                 raise ValueError(f"{self.metrics}, line {i + 1}: is not a record of a round: {error}") from error
         return records
 
-    def claim(self, config: RunConfig, overwrite: bool) -> bool:
-        """Whether this run still has to be done here, or to be gone on with; refuses what holds something else."""
+    def needs_run(self, config: RunConfig, overwrite: bool) -> bool:
+        """Whether this run still has to be trained or resumed here; refuses what holds something else."""
         if self.is_empty():
             return True
         if not self.config.exists():
@@ -142,7 +144,7 @@ class RunFolder:
         return self.checkpoints.exists() or self.memory.exists()
 
     def clear(self) -> None:
-        """Remove a run: first what could be gone on from, last what says which run it is."""
+        """Remove a run: first what could be resumed, last what says which run it is."""
         shutil.rmtree(self.checkpoints, ignore_errors=True)
         shutil.rmtree(self.memory, ignore_errors=True)
         surfaces = (*self.path.glob("surface-*"), *self.path.glob(".surface-*"))

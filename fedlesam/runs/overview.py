@@ -35,10 +35,10 @@ class Overview:
 def find_runs(folder: Path) -> Iterator[Overview]:
     """Every run folder in a folder, in the order of their paths."""
     for config in sorted(folder.rglob("config.toml")):
-        yield look_at(RunFolder(config.parent))
+        yield read_overview(RunFolder(config.parent))
 
 
-def look_at(folder: RunFolder) -> Overview:
+def read_overview(folder: RunFolder) -> Overview:
     try:
         config, summary, records = folder.read_config(), folder.read_summary(), folder.read_metrics()
         holder = lock.holder(folder.path)

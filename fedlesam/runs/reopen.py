@@ -86,7 +86,7 @@ def _at_checkpoint(folder: RunFolder, experiment: Experiment, *, memories: bool)
         return None
     about = {"settings": configs.fingerprint(folder.read_config()), "split": experiment.split.hash}
     checkpoints = Checkpoints(folder.checkpoints, about=about)
-    return checkpoints if checkpoints.look(experiment.federation, memories) else None
+    return checkpoints if checkpoints.read_newest(experiment.federation, memories) else None
 
 
 def _at_model(folder: RunFolder, federation: Federation) -> None:

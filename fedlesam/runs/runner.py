@@ -43,7 +43,7 @@ LAST = 10
 """How many of the last evaluations are averaged."""
 
 MOST_LOGGED = 5
-"""Clients left out that are spoken of while a run goes on; all of them are in metrics.jsonl."""
+"""Dropped clients that are logged during a run; all of them are in metrics.jsonl."""
 
 log = logging.getLogger("fedlesam")
 
@@ -63,7 +63,7 @@ def execute(
 ) -> dict[str, Any]:
     """Train a resolved config into a folder and return its summary; a finished folder is only read.
 
-    An unfinished one is gone on with from its last checkpoint. All settings are checked before the folder is touched.
+    An unfinished one resumes at its last checkpoint. All settings are checked before the folder is touched.
     Ctrl-C, SIGTERM and errors end the run with everything up to the last good round in the folder, and are raised
     again. In a `world` of several processes the leader does all of this, and the others `run_worker`.
     """
@@ -73,10 +73,10 @@ def execute(
             if world is not None:
                 world.set_lost_after(check_lost_after("run", config.lost_after))
                 world.broadcast({"do": "build", "config": configs.as_table(config), "folder": str(path.resolve())})
-            todo = folder.claim(config, overwrite)
+            todo = folder.needs_run(config, overwrite)
             if path.exists() and (todo or folder.has_leftovers()):
                 tell = held.enter_context(locked(path))
-                todo = folder.claim(config, overwrite)  # who held it may have finished it
+                todo = folder.needs_run(config, overwrite)  # who held it may have finished it
                 shutil.rmtree(folder.memory, ignore_errors=True)  # of a process that was killed: nothing can use it
             if not todo:
                 if world is not None:
@@ -117,7 +117,7 @@ def _finished(folder: RunFolder) -> dict[str, Any]:
 
 
 def _begin(folder: RunFolder, config: RunConfig, experiment: Experiment) -> tuple[Checkpoints, list[dict[str, Any]]]:
-    """Write what a new run begins with, or go on from where an old one stopped; the records so far."""
+    """Write what a new run begins with, or resume where an old one stopped; return the records so far."""
     for part in folder.path.glob(f".*{disk.PART}"):  # of a process that was killed
         part.unlink(missing_ok=True)
     if not folder.config.exists():
@@ -133,7 +133,7 @@ def _begin(folder: RunFolder, config: RunConfig, experiment: Experiment) -> tupl
     if seen and not done:
         log.warning("%s: had no checkpoint yet, so its %d rounds are trained again", folder.path, seen)
     if done:
-        log.info("%s: going on after round %d of %d", folder.path, done, config.rounds)
+        log.info("%s: resuming after round %d of %d", folder.path, done, config.rounds)
     return checkpoints, [plain(record) for record in checkpoints.records[folder.metrics.name]]
 
 
@@ -148,13 +148,13 @@ def _train(
 ) -> dict[str, Any]:
     federation, journal = experiment.federation, checkpoints.journals[folder.metrics.name]
     watched = during.Watch(federation, probes, folder.probes, checkpoints.previous)
-    every, saved, spoken = config.checkpoint_every, time.monotonic(), 0
+    every, saved, logged = config.checkpoint_every, time.monotonic(), 0
     with handle_signals(federation.halt):  # also while the end is written: who lost a peer is soon told to go
         try:
             for record in watched.train(config.rounds):
                 journal.append(named(record.as_dict(), evaluated_on(config)))
                 records.append(record.as_dict())
-                spoken = _log_dropped(record, spoken)
+                logged = _log_dropped(record, logged)
                 if watch is not None:
                     watch(record)
                 left = config.rounds - federation.state.round
@@ -166,7 +166,7 @@ def _train(
             summary = _close(folder, config, experiment, records, "finished", "")
         except BaseException as error:
             state: State = "interrupted" if isinstance(error, KeyboardInterrupt) else "stopped"
-            with _log_and_continue(folder, "the run will go on from the checkpoint before"):
+            with _log_and_continue(folder, "the run will resume at the checkpoint before"):
                 if len(records) == federation.state.round:
                     checkpoints.save(federation, watched.to_keep)
             with _log_and_continue(folder, "there is no summary"):
@@ -190,16 +190,16 @@ def _due(every: int | str, done: int, seconds: float) -> bool:
     return not done % int(every) if between is None else seconds >= between
 
 
-def _log_dropped(record: Record, spoken: int) -> int:
-    """Say which clients failed, but not every time; dropout was asked for."""
+def _log_dropped(record: Record, logged: int) -> int:
+    """Log which clients failed, but not every time; dropout was asked for."""
     failed = {client: why for client, why in (record.dropped or {}).items() if why != DROPOUT}
     for client, why in failed.items():
-        spoken += 1
-        if spoken <= MOST_LOGGED:
-            log.warning("round %d: client %d is left out: %s", record.round, client, why)
-        if spoken == MOST_LOGGED + 1:
-            log.warning("more clients are left out; all of them are in metrics.jsonl")
-    return spoken
+        logged += 1
+        if logged <= MOST_LOGGED:
+            log.warning("round %d: client %d is dropped: %s", record.round, client, why)
+        if logged == MOST_LOGGED + 1:
+            log.warning("more clients are dropped; all of them are in metrics.jsonl")
+    return logged
 
 
 def _check_answers(records: list[dict[str, Any]]) -> None:

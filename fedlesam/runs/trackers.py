@@ -35,7 +35,7 @@ class Tracker(Protocol):
 
 
 Open = Callable[[Tracked, int], Tracker]
-"""With the run, and the number of its first record: above 1 where a run goes on."""
+"""With the run, and the number of its first record: above 1 where a run resumes."""
 
 
 class TensorBoard:
@@ -162,12 +162,12 @@ class Watchers:
 
     @contextmanager
     def _or_without(self, flag: str) -> Iterator[None]:
-        """Hours of training do not end because a server of metrics does: it is said once, and the run goes on."""
+        """Hours of training do not end because a server of metrics does: it is logged once, and the run continues."""
         try:
             yield
         except Exception as error:
             self.live.pop(flag, None)
-            self.say(f"{flag} stopped, the run goes on without it: {error}")
+            self.say(f"{flag} stopped, the run continues without it: {error}")
 
 
 @contextmanager

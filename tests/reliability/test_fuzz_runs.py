@@ -22,7 +22,7 @@ from fedlesam.runs import config as configs
 from fedlesam.runs import runner
 from fedlesam.runs.config import RunConfig
 from fedlesam.runs.folder import RunFolder
-from fedlesam.runs.overview import find_runs, look_at
+from fedlesam.runs.overview import find_runs, read_overview
 from fedlesam.runs.read import read_run
 from fedlesam.runs.runner import execute
 
@@ -135,7 +135,7 @@ def attempt(scene: Scene, state: str, tree: Tree) -> str:
 
 def read_as_a_report(path: Path) -> str:
     """What only reads: never anything but a ValueError; the list of runs shows a damaged one as such."""
-    overview = look_at(RunFolder(path))
+    overview = read_overview(RunFolder(path))
     assert overview.state in ("finished", "interrupted", "stopped", "running", "damaged"), overview
     try:
         run = read_run(path)

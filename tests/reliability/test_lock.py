@@ -17,7 +17,7 @@ from fedlesam.runs import runner
 from fedlesam.runs.config import RunConfig
 from fedlesam.runs.folder import RunFolder
 from fedlesam.runs.lock import holder, locked
-from fedlesam.runs.overview import find_runs, look_at
+from fedlesam.runs.overview import find_runs, read_overview
 from fedlesam.runs.runner import execute
 
 
@@ -214,7 +214,7 @@ def test_a_run_that_goes_on_is_timed_from_there(tmp_path: Path) -> None:
         about = holder(tmp_path / "run")
         assert about is not None
         assert about["round"] == 3
-        assert look_at(RunFolder(tmp_path / "run")).seconds_left is not None
+        assert read_overview(RunFolder(tmp_path / "run")).seconds_left is not None
     finally:
         again.end()
 

@@ -263,7 +263,7 @@ def test_repeating_the_command(references: References, tmp_path: Path) -> None:
     done = len(RunFolder(tmp_path / "run").read_metrics())
     code, out, err = fedlesam(tmp_path, *command).wait()
     assert code == 0, err
-    assert f"going on after round {done} of 6" in err
+    assert f"resuming after round {done} of 6" in err
     assert result(tmp_path / "run") == references(config)
     before = contents(tmp_path / "run")
     code, out, err = fedlesam(tmp_path, *command).wait()

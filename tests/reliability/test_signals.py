@@ -61,7 +61,7 @@ def check_stopped(run: Path, code: int, err: str, name: str) -> int:
     """Stopped gracefully, with a checkpoint of the last whole round; how many rounds that were."""
     assert code == CODES[name], err
     assert "Traceback" not in err
-    assert "the same command goes on with it" in err
+    assert "the same command resumes it" in err
     summary = RunFolder(run).read_summary()
     assert summary["state"] == "interrupted"
     done = len(RunFolder(run).read_metrics())
@@ -84,7 +84,7 @@ def test_a_signal_stops_a_run_gracefully(
     done = check_stopped(tmp_path / "run", code, err, who.removesuffix("-all"))
     code, _, err = fedlesam(tmp_path, *command).wait()
     assert code == 0, err
-    assert f"going on after round {done} of 6" in err
+    assert f"resuming after round {done} of 6" in err
     assert result(tmp_path / "run") == references(config)
 
 
@@ -189,5 +189,5 @@ def test_torchrun_restarts_a_run(
     code, _, err = Started(tmp_path, [*command, "--store", store], FAULT="die-once 20", MARK=str(mark)).wait()
     assert code == 0, err
     assert mark.exists(), "it was killed"
-    assert "going on after round" in err
+    assert "resuming after round" in err
     assert result(tmp_path / "run") == references(config)

@@ -12,7 +12,7 @@ from fake_runs import fake_run
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedlesam.cli.options import gather
+from fedlesam.cli.options import build_config
 from fedlesam.report.charts import charts_of
 from fedlesam.report.commands import command
 from fedlesam.report.groups import compare_runs
@@ -186,7 +186,7 @@ def test_commands_make_the_same_run(tmp_path: Path, settings: dict[str, Any]) ->
     assert words[:2] == ["fedlesam", "run"]
     given = run_command.make_context("run", words[2:], resilient_parsing=False).params
     flags = {k: v for k, v in given.items() if k in configs.OPTIONS or k in configs.HYPER}
-    again = gather(None, given["assignments"], flags)
+    again = build_config(None, given["assignments"], flags)
     assert configs.differences(config, again) == []
     assert again.data_dir == config.data_dir
     assert isinstance(run_command, click.Command)

@@ -106,7 +106,7 @@ def test_the_best_rho_is_chosen_and_of_equal_ones_the_smaller() -> None:
 def test_a_result_by_hand(tmp_path: Path) -> None:
     """Of ten rounds the last four; drift after the first round; sharpness at the end."""
     records = [{"round": i, "test_accuracy": i / 10, "seconds": float(i)} for i in range(10)]
-    records[8]["left_out"] = {"3": "why"}  # type: ignore[assignment]
+    records[8]["dropped"] = {"3": "why"}  # type: ignore[assignment]
     config = dataclasses.replace(digits().config("fedlesam", 0.1, 0, Where(CPU)), rounds=10)
     (tmp_path / "probes.jsonl").write_text(
         '{"round": 0, "probe": "drift", "values": {"drift": 9.0}}\n'
@@ -116,7 +116,7 @@ def test_a_result_by_hand(tmp_path: Path) -> None:
         '{"round": 10, "probe": "sharpness", "values": {"ascent": 7.0}}\n'
     )
     found = claim.result(Run(tmp_path, config, {}, records), last=4).values
-    assert found == pytest.approx({"accuracy": 75.0, "seconds": 4.5, "left_out": 1, "drift": 0.3, "sharpness": 7.0})
+    assert found == pytest.approx({"accuracy": 75.0, "seconds": 4.5, "dropped": 1, "drift": 0.3, "sharpness": 7.0})
 
 
 def test_verdicts_by_hand() -> None:

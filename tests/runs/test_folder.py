@@ -24,25 +24,25 @@ def folder_with(path: Path, state: str | None, config: RunConfig = CONFIG) -> Ru
 
 
 def test_a_folder_that_is_not_there_or_empty_is_free(tmp_path: Path) -> None:
-    assert RunFolder(tmp_path / "new").claim(CONFIG, overwrite=False)
+    assert RunFolder(tmp_path / "new").needs_run(CONFIG, overwrite=False)
     assert not (tmp_path / "new").exists(), "asking makes nothing"
-    assert RunFolder(tmp_path).claim(CONFIG, overwrite=False)
+    assert RunFolder(tmp_path).needs_run(CONFIG, overwrite=False)
 
 
 def test_a_finished_run_is_not_done_again(tmp_path: Path) -> None:
     folder = folder_with(tmp_path / "x", "finished")
-    assert not folder.claim(CONFIG, overwrite=False)
-    assert not folder.claim(CONFIG, overwrite=True)
+    assert not folder.needs_run(CONFIG, overwrite=False)
+    assert not folder.needs_run(CONFIG, overwrite=True)
     elsewhere = dataclasses.replace(CONFIG, data_dir="elsewhere")
-    assert not folder.claim(elsewhere, overwrite=False), "where the data lies makes no other run"
+    assert not folder.needs_run(elsewhere, overwrite=False), "where the data lies makes no other run"
 
 
 @pytest.mark.parametrize("state", [None, "interrupted", "stopped"])
 def test_an_unfinished_run_is_gone_on_with(tmp_path: Path, state: str | None) -> None:
     folder = folder_with(tmp_path / "x", state)
     before = {path: path.read_bytes() for path in folder.path.iterdir()}
-    assert folder.claim(CONFIG, overwrite=False)
-    assert folder.claim(CONFIG, overwrite=True)
+    assert folder.needs_run(CONFIG, overwrite=False)
+    assert folder.needs_run(CONFIG, overwrite=True)
     assert {path: path.read_bytes() for path in folder.path.iterdir()} == before, "asking changes nothing"
 
 
@@ -50,10 +50,10 @@ def test_what_a_start_that_was_cut_off_leaves_is_nothing(tmp_path: Path) -> None
     (tmp_path / "run.lock").write_text("{}")
     (tmp_path / ".config.toml.01234567.part").write_text("lr =")
     assert RunFolder(tmp_path).is_empty()
-    assert RunFolder(tmp_path).claim(CONFIG, overwrite=False)
+    assert RunFolder(tmp_path).needs_run(CONFIG, overwrite=False)
     (tmp_path / "metrics.jsonl").write_text("")
     with pytest.raises(ValueError, match="not a run folder"):
-        RunFolder(tmp_path).claim(CONFIG, overwrite=True)
+        RunFolder(tmp_path).needs_run(CONFIG, overwrite=True)
 
 
 @pytest.mark.parametrize("state", [None, "finished", "stopped"])
@@ -61,28 +61,28 @@ def test_another_run_is_refused_with_the_differences(tmp_path: Path, state: str 
     other = dataclasses.replace(CONFIG, rounds=5, hyper={**CONFIG.hyper, "rho": 0.7})
     folder = folder_with(tmp_path / "x", state, other)
     with pytest.raises(ValueError, match="holds another run") as refusal:
-        folder.claim(CONFIG, overwrite=False)
+        folder.needs_run(CONFIG, overwrite=False)
     message = str(refusal.value)
     assert "(rounds: 3 here, 5 there; rho: 0.01 here, 0.7 there)" in message
     assert "--out" in message
     assert "--overwrite" in message
-    assert folder.claim(CONFIG, overwrite=True)
+    assert folder.needs_run(CONFIG, overwrite=True)
 
 
 def test_a_folder_with_other_things_is_refused_whatever_is_asked(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("years of work")
     for overwrite in (False, True):
         with pytest.raises(ValueError, match=f"{tmp_path}: is not empty and not a run folder; .*--out"):
-            RunFolder(tmp_path).claim(CONFIG, overwrite)
+            RunFolder(tmp_path).needs_run(CONFIG, overwrite)
         with pytest.raises(ValueError, match=r"thesis\.tex: is a file; choose a folder with --out"):
-            RunFolder(tmp_path / "thesis.tex").claim(CONFIG, overwrite)
+            RunFolder(tmp_path / "thesis.tex").needs_run(CONFIG, overwrite)
     assert (tmp_path / "thesis.tex").read_text() == "years of work"
 
 
 def test_somebody_elses_config_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.toml").write_text("[server]\nport = 80\n")
     with pytest.raises(ValueError, match=r"config\.toml, line 1: unknown setting 'server'"):
-        RunFolder(tmp_path).claim(CONFIG, overwrite=True)
+        RunFolder(tmp_path).needs_run(CONFIG, overwrite=True)
 
 
 def test_clear_takes_only_what_a_run_wrote(tmp_path: Path) -> None:
