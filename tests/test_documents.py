@@ -1,8 +1,10 @@
 """Documents: every relative link leads somewhere, every command parses, every file that is named is there."""
 
+import ast
 import re
 import shlex
 from collections.abc import Iterator
+from fnmatch import fnmatch
 from pathlib import Path
 
 import click
@@ -165,3 +167,35 @@ def test_documents_name_no_machine() -> None:
     texts = [*(ROOT / name for name in DOCUMENTS), *ROOT.glob("examples/*.py")]
     for path in texts:
         assert not re.search(r"(?<![\w.])/(work|home|root|tmp|Users)/", path.read_text(encoding="utf-8")), path
+
+
+def modules_named(text: str) -> set[str]:
+    """Modules, folders and patterns of the package in the tables of the design."""
+    rows = "\n".join(line for line in text.splitlines() if line.startswith("|"))
+    return set(re.findall(r"`([\w*/]+(?:\.py|/))`", rows))
+
+
+def test_the_design_names_every_module() -> None:
+    package, named = ROOT / "fedlesam", modules_named(text_of("docs/design.md"))
+    present = {path.relative_to(package).as_posix() for path in package.rglob("*.py") if not path.name.startswith("__")}
+    missing = {name for name in present if not any(fnmatch(name, one + "*" * one.endswith("/")) for one in named)}
+    gone = {one for one in named if not any(fnmatch(name, one + "*" * one.endswith("/")) for name in present)}
+    assert (missing, gone) == (set(), set()), "bring the tables of docs/design.md up to date"
+
+
+def definitions(path: Path) -> set[str]:
+    """Functions and classes of a file, and methods as Class.method."""
+    found = set()
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            found.add(node.name)
+        if isinstance(node, ast.ClassDef):
+            found |= {f"{node.name}.{inner.name}" for inner in node.body if isinstance(inner, ast.FunctionDef)}
+    return found
+
+
+def test_the_design_says_where_things_are() -> None:
+    places = re.findall(r"`([\w/]+\.py):([\w.]+)`", text_of("docs/design.md"))
+    assert len(places) >= 15
+    for path, name in places:
+        assert name in definitions(ROOT / "fedlesam" / path), f"docs/design.md: {path} has no {name}"
