@@ -29,9 +29,9 @@ def surface(item: Item, context: Context) -> ResultTable:
     folder = context.folder / item.name
     drawn: list[Path] = []
     if runs:
-        found = probing.surfaces(list(runs.values()), context.results.scale.surface, folder, context.data_dir)
-        if isinstance(found, str):
-            notes.append(f"missing: {found}")
+        wrong = probing.surfaces(list(runs.values()), context.results.scale.surface, folder, context.data_dir)
+        if wrong:
+            notes.append(f"missing: {wrong}")
         else:
             for picture in sorted(folder.glob("*.png")):
                 drawn.append(picture.rename(context.folder / f"{item.name}-{picture.name}"))

@@ -149,11 +149,6 @@ def surface_of(
     return found
 
 
-def path_of(folder: Path, dims: int) -> Path:
-    """The surface's file in a run folder."""
-    return folder / f"surface-{dims}d.safetensors"
-
-
 def write(found: Surface, path: Path) -> None:
     beside = path.with_name(path.name + ".new")
     axes = {"x": found.x} if found.dims == 1 else {"x": found.x, "y": found.x.copy()}

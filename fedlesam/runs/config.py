@@ -206,6 +206,11 @@ NO_MATTER = ("data_dir", "workers", "memory", "store", "checkpoint_every", "keep
 """Settings that change where and how fast a run is done, not what comes out."""
 
 
+def data_settings(config: RunConfig) -> tuple[object, ...]:
+    """The settings that the loaded data depends on."""
+    return config.data, config.data_dir, config.samples, config.held_out
+
+
 def parse(name: str, value: str, where: str) -> Value:
     """A value typed by a user for a field or hyper-parameter."""
     known = OPTIONS.get(name) or HYPER.get(name)

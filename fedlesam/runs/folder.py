@@ -69,6 +69,10 @@ class RunFolder:
     def summary(self) -> Path:
         return self.path / "summary.json"
 
+    def surface(self, dims: int) -> Path:
+        """The loss around the final model along one or two directions."""
+        return self.path / f"surface-{dims}d.safetensors"
+
     @property
     def files(self) -> tuple[Path, ...]:
         return (self.summary, self.model, self.metrics, self.probes, self.split, self.versions, self.config)

@@ -57,9 +57,8 @@ def work(tasks: "queue.SimpleQueue[dict[str, Any] | None]", output: Output) -> N
             output.send(round=record.round + 1, accuracy=record.test_accuracy)
 
         try:
-            needed = (config.data, config.data_dir, config.samples, config.held_out)
-            if held is None or held[0] != needed:
-                held = (needed, load_data(config))
+            if held is None or held[0] != configs.data_settings(config):
+                held = (configs.data_settings(config), load_data(config))
             execute(config, Path(task["folder"]), watch=watch, data=held[1])
         except KeyboardInterrupt:
             output.send(end="interrupted")

@@ -130,7 +130,7 @@ class Run:
     @cached_property
     def measurements(self) -> list[Measurement]:
         """What probes found, in the order of rounds; of a state probed twice in the same way, the last."""
-        path = self.path / "probes.jsonl"
+        path = RunFolder(self.path).probes
         if not path.exists():
             return []
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -162,7 +162,7 @@ class Run:
         return max(ways.values(), key=len, default=[])
 
     def surface(self, dimensions: int) -> Surface | None:
-        path = self.path / f"surface-{dimensions}d.safetensors"
+        path = RunFolder(self.path).surface(dimensions)
         if not path.exists():
             return None
         try:

@@ -114,7 +114,7 @@ def test_it_changes_nothing_else(call: Call) -> None:
         (["sam", "--probe", "surface:pints=3"], "unknown option 'pints': did you mean 'points'?"),
         (
             ["sam", "--probe", "drift"],
-            "of what clients remember, and this run is finished",
+            "the clients' memories, but this run is finished",
         ),
         (["sam", "--probe", "hessian:k=999"], "k must be below the model's 310 parameters"),
         (["sam", "--device", "tpu"], "device 'tpu'"),
