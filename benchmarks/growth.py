@@ -23,6 +23,8 @@ import fedlesam as fl
 from fedlesam.models.catalogue import make_model
 from fedlesam.runs.config import parse
 
+ONE_THREAD = fl.Execution(threads=1)
+
 
 def anonymous() -> int:
     """Bytes of this process and its children."""
@@ -55,7 +57,7 @@ def small(clients: int, rounds: int) -> dict[str, float]:
     x, y = torch.randn(20, 1, 8, 8, generator=draw), torch.randint(0, 10, (20,), generator=draw)
     model, local = make_model("mlp", (1, 8, 8), 10, 0), fl.LocalTraining(epochs=1, batch_size=10)
     began, before = time.perf_counter(), anonymous()
-    fed = fl.Federation(model, [(x, y)] * clients, "fedlesam-s", local, active=100, threads=1)
+    fed = fl.Federation(model, [(x, y)] * clients, "fedlesam-s", local, active=100, execution=ONE_THREAD)
     start = time.perf_counter() - began
     seconds = [fed.round().seconds for _ in range(rounds)]
     return {
@@ -76,7 +78,12 @@ def large(memory: int, workers: int) -> dict[str, float]:
     model, local = make_model("resnet18", (3, 32, 32), 10, 0), fl.LocalTraining(epochs=1, batch_size=2)
     clients = [(x, y)] * 200
     with fl.Federation(
-        model, clients, "fedlesam-s", local, active=20, threads=1, workers=workers, memory=memory
+        model,
+        clients,
+        "fedlesam-s",
+        local,
+        active=20,
+        execution=fl.Execution(threads=1, workers=workers, memory=memory),
     ) as fed:
         for start in range(0, 200, 20):
             fed.round(active=range(start, start + 20))

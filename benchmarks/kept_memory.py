@@ -27,7 +27,9 @@ def rounds(spec: str) -> dict[str, float]:
     draw = torch.Generator().manual_seed(0)
     x, y = torch.randn(250, 3, 32, 32, generator=draw), torch.randint(0, 10, (250,), generator=draw)
     local = fl.LocalTraining(epochs=1, batch_size=50)
-    fed = fl.Federation(make_model(spec, (3, 32, 32), 10, 0), [(x, y)] * 2, "fedavg", local, threads=1)
+    fed = fl.Federation(
+        make_model(spec, (3, 32, 32), 10, 0), [(x, y)] * 2, "fedavg", local, execution=fl.Execution(threads=1)
+    )
     fed.round()
     count = 2 if spec == "resnet18" else 8
     faults, began = resource.getrusage(resource.RUSAGE_SELF).ru_minflt, time.perf_counter()

@@ -50,7 +50,7 @@ def main() -> None:
             data, epochs = [(x, y)] * CLIENTS, steps // 10
             model = make_model(spec, (3, 32, 32), 10, 0)
             local = fl.LocalTraining(epochs=epochs, batch_size=BATCH, lr_decay=1.0)
-            fed = fl.Federation(model, data, "fedavg", local, threads=1)
+            fed = fl.Federation(model, data, "fedavg", local, execution=fl.Execution(threads=1))
             plain, last = copy.deepcopy(model), copy.deepcopy(model)
             candidates = {
                 "bare loop, channels-last": lambda: bare(last, data, epochs, True),  # noqa: B023

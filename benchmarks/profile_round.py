@@ -20,7 +20,9 @@ def main() -> None:
     draw = torch.Generator().manual_seed(0)
     x, y = torch.randn(500, 3, 32, 32, generator=draw), torch.randint(0, 10, (500,), generator=draw)
     local = fl.LocalTraining(epochs=1, batch_size=50)
-    fed = fl.Federation(make_model(options.model, (3, 32, 32), 10, 0), [(x, y)] * 2, "fedavg", local, threads=1)
+    fed = fl.Federation(
+        make_model(options.model, (3, 32, 32), 10, 0), [(x, y)] * 2, "fedavg", local, execution=fl.Execution(threads=1)
+    )
     fed.round()
     with profile(activities=[ProfilerActivity.CPU]) as found:
         fed.round()

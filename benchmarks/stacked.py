@@ -30,8 +30,8 @@ def main() -> None:
         model, clients = make_model(spec, shape, 10, 0), list(zip(x, y, strict=True))
         local = fl.LocalTraining(epochs=2, batch_size=BATCH)
         for method in ("fedavg", "fedlesam-s", "fedsam"):
-            plain = fl.Federation(model, clients, method, local, threads=1)
-            stacked = fl.Federation(model, clients, method, local, threads=1, engine="stacked")
+            plain = fl.Federation(model, clients, method, local, execution=fl.Execution(threads=1))
+            stacked = fl.Federation(model, clients, method, local, execution=fl.Execution(threads=1, engine="stacked"))
             timings = take_turns({"plain": plain.round, "stacked": stacked.round}, options.turns, warm_up=2)
             note = f"stacked is **{1 / timings[1].ratio:.2f}** times as fast as the plain loop."
             title = f"{method}, {spec} on {shape}, {CLIENTS} clients x 4 steps of {BATCH}"

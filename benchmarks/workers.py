@@ -11,6 +11,8 @@ from measure import machine, table, take_turns
 import fedlesam as fl
 from fedlesam.models.catalogue import make_model
 
+ONE_THREAD = fl.Execution(threads=1)
+
 
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__)
@@ -23,8 +25,10 @@ def main() -> None:
         draw = torch.Generator().manual_seed(0)
         x, y = torch.randn(250, 3, 32, 32, generator=draw), torch.randint(0, 10, (250,), generator=draw)
         model, local = make_model(spec, (3, 32, 32), 10, 0), fl.LocalTraining(epochs=1, batch_size=50)
-        one = fl.Federation(model, [(x, y)] * 10, "fedlesam-s", local, threads=1)
-        with fl.Federation(model, [(x, y)] * 10, "fedlesam-s", local, threads=1, workers=2) as two:
+        one = fl.Federation(model, [(x, y)] * 10, "fedlesam-s", local, execution=ONE_THREAD)
+        with fl.Federation(
+            model, [(x, y)] * 10, "fedlesam-s", local, execution=fl.Execution(threads=1, workers=2)
+        ) as two:
             timings = take_turns({"1 worker": one.round, "2 workers": two.round}, options.turns)
         note = f"2 workers are **{1 / timings[1].ratio:.2f}** times as fast."
         print(table(f"{spec}, fedlesam-s, 10 clients x 5 steps", timings, note), flush=True)

@@ -96,7 +96,7 @@ if __name__ == "__main__":
         local=fl.LocalTraining(lr=0.05, epochs=1, batch_size=20),
         active=0.5,
         test=digits.test_shard(),
-        threads=1,
+        execution=fl.Execution(threads=1),
     )
     print(federation.algorithm)
     for record in federation.run(10):

@@ -9,21 +9,40 @@ if TYPE_CHECKING:
     from fedlesam import data as data
     from fedlesam import models as models
     from fedlesam import probes as probes
-    from fedlesam.algorithms import Algorithm as Algorithm
+    from fedlesam import rules as rules
     from fedlesam.core.checks import NotFinite as NotFinite
     from fedlesam.core.local import LocalTraining as LocalTraining
+    from fedlesam.core.record import Record as Record
+    from fedlesam.core.slots import Algorithm as Algorithm
+    from fedlesam.engines.settings import Execution as Execution
+    from fedlesam.engines.settings import FailurePolicy as FailurePolicy
     from fedlesam.federation import Federation as Federation
-    from fedlesam.federation import Record as Record
 
 _HOMES = {
-    "Algorithm": "fedlesam.algorithms",
+    "Algorithm": "fedlesam.core.slots",
+    "Execution": "fedlesam.engines.settings",
+    "FailurePolicy": "fedlesam.engines.settings",
     "Federation": "fedlesam.federation",
     "LocalTraining": "fedlesam.core.local",
     "NotFinite": "fedlesam.core.checks",
-    "Record": "fedlesam.federation",
+    "Record": "fedlesam.core.record",
 }
+_MODULES = ("algorithms", "data", "models", "probes", "rules")
 
-__all__ = ["Algorithm", "Federation", "LocalTraining", "NotFinite", "Record", "algorithms", "data", "models", "probes"]
+__all__ = [
+    "Algorithm",
+    "Execution",
+    "FailurePolicy",
+    "Federation",
+    "LocalTraining",
+    "NotFinite",
+    "Record",
+    "algorithms",
+    "data",
+    "models",
+    "probes",
+    "rules",
+]
 
 
 def __getattr__(name: str) -> Any:
@@ -32,6 +51,10 @@ def __getattr__(name: str) -> Any:
 
     if name in _HOMES:
         return getattr(importlib.import_module(_HOMES[name]), name)
-    if name in ("algorithms", "data", "models", "probes", "rules"):
+    if name in _MODULES:
         return importlib.import_module(f"fedlesam.{name}")
     raise AttributeError(f"module 'fedlesam' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

@@ -174,19 +174,19 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "a constant perturbation and an ascent": (
         lambda: Algorithm(Nesterov()),
-        r"Nesterov has constant\(\) and gradient = 'here', with which constant\(\) is never called; .* begin",
+        r"Nesterov has round_perturbation\(\) and gradient = 'current', with which it is never called; .* begin",
     ),
     "an inherited constant and an ascent": (
         lambda: Algorithm(Both(0.1)),
-        r"Both has constant\(\) and gradient = 'previous'",
+        r"Both has round_perturbation\(\) and gradient = 'previous'",
     ),
     "an ascent that is never called": (
         lambda: Algorithm(Forgotten()),
-        r'Forgotten has ascend\(\), but its gradient is "unused", .* set gradient to "here" or "previous"',
+        r'Forgotten has ascend\(\), but its gradient is "unused", .* set gradient to "current" or "previous"',
     ),
     "a gradient there is not": (
         lambda: Algorithm(Misspelt()),
-        r"Misspelt: gradient must be one of 'unused', 'here', 'previous', got 'there'",
+        r"Misspelt: gradient must be one of 'unused', 'current', 'previous', got 'there'",
     ),
     "weighting": (
         lambda: federation("fedavg", weighting="samples"),

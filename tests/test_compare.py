@@ -114,9 +114,9 @@ def test_data_are_loaded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 def test_pictures_of_a_comparison(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     titles = []
-    real = comparison.pictures.accuracy_curves
+    real = pictures.accuracy_curves
     monkeypatch.setattr(
-        comparison.pictures,
+        pictures,
         "accuracy_curves",
         lambda runs, path, title: titles.append(title) or real(runs, path, title),
     )
@@ -131,8 +131,8 @@ def test_pictures_of_a_comparison(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_share_of_active_clients_is_named() -> None:
-    assert comparison.active(dataclasses.replace(TINY, active=0.1)) == "10 %"
-    assert comparison.active(dataclasses.replace(TINY, active=3)) == 3
+    assert pictures._active(dataclasses.replace(TINY, active=0.1)) == "10 %"
+    assert pictures._active(dataclasses.replace(TINY, active=3)) == 3
 
 
 def test_a_users_method_has_a_folder_name(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from worlds import federate
 
 import fedlesam as fl
 from fedlesam.core.batches import steps_per_epoch
@@ -73,7 +74,7 @@ def tiny(algorithm: str | fl.Algorithm, clients: int = 5, rounds: int = 4, **mor
     draw = torch.Generator().manual_seed(0)
     data = [(torch.randn(6, 3, generator=draw), torch.randint(2, (6,), generator=draw)) for _ in range(clients)]
     torch.manual_seed(0)
-    federation = fl.Federation(nn.Linear(3, 2), data, algorithm, fl.LocalTraining(epochs=2, batch_size=4), **more)
+    federation = federate(nn.Linear(3, 2), data, algorithm, fl.LocalTraining(epochs=2, batch_size=4), **more)
     for _ in federation.run(rounds):
         pass
     return federation

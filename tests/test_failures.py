@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from oracle import CONTROL_VARIATES, DYNAMIC, Oracle
 from torch import Tensor, nn
-from worlds import assert_same_bits, epochs, federation, mlp, samples, snapshot, states, training
+from worlds import assert_same_bits, epochs, federate, federation, mlp, samples, snapshot, states, training
 
 from fedlesam import Federation, LocalTraining, NotFinite, algorithms
 from fedlesam.algorithms import CATALOGUE
@@ -391,9 +391,12 @@ def test_stop_raises_and_changes_nothing(mode: str, kind: type[Exception], engin
     assert_same_bits(states(fed), states(only))
 
 
-def test_python_stops_and_runs_drop_unless_told() -> None:
-    assert federation("fedavg").on_client_error == "stop"
-    assert RunConfig().on_client_error == "drop"
+def test_clients_that_fail_are_dropped_unless_told() -> None:
+    """In Python and on the command line alike; a run of days must not end for one client."""
+    assert Federation(mlp(), samples()).failures.on_error == RunConfig().on_client_error == "drop"
+
+
+def test_stop_stops_and_changes_nothing() -> None:
     clients = Clients()
     fed = federation("fedavg", clients=clients.pairs)
     clients.spoil({1: "nan"})
@@ -405,12 +408,12 @@ def test_python_stops_and_runs_drop_unless_told() -> None:
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"dropout": 1.5}, r"dropout is a probability, from 0 to 1, got 1\.5"),
+        ({"dropout": 1.5}, r"dropout must be at most 1, got 1\.5"),
         ({"dropout": -0.1}, r"dropout must be at least 0, got -0\.1"),
         ({"dropout": "0.1"}, "dropout must be a number, got '0.1'"),
         ({"max_update_norm": 0}, "max_update_norm must be above 0, got 0"),
         ({"max_update_norm": math.inf}, "max_update_norm must be above 0, got inf"),
-        ({"on_client_error": "ignore"}, "on_client_error must be one of 'drop', 'stop', got 'ignore'"),
+        ({"on_client_error": "ignore"}, "on_error must be one of 'drop', 'stop', got 'ignore'"),
     ],
 )
 def test_settings_that_cannot_be_meant(settings: dict[str, Any], said: str) -> None:
@@ -816,11 +819,11 @@ def test_what_a_run_with_dropout_costs(call: Call) -> None:
     assert json.loads(out)["active"] == 3
     code, _, err = call("cost", *TINY, "--dropout", "2")
     assert code == 2
-    assert "dropout is a probability, from 0 to 1, got 2.0" in err
+    assert "dropout must be at most 1, got 2.0" in err
 
 
 def test_a_federation_without_failures_says_nothing() -> None:
-    fed = Federation(mlp(), samples(), "fedavg", LocalTraining(loss=F.cross_entropy, epochs=1), on_client_error="drop")
+    fed = federate(mlp(), samples(), "fedavg", LocalTraining(loss=F.cross_entropy, epochs=1), on_client_error="drop")
     record = fed.round()
     assert record.dropped is None
     assert "dropped" not in record.as_dict()

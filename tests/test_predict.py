@@ -15,14 +15,15 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from worlds import federation, samples, training
+from worlds import federate, federation, samples, training
 
 from fedlesam import Federation, LocalTraining
 from fedlesam.algorithms import CATALOGUE
 from fedlesam.core.space import size
+from fedlesam.engines.settings import find_device
 from fedlesam.runs import config as configs
 from fedlesam.runs import costs
-from fedlesam.runs.build import build, place
+from fedlesam.runs.build import build
 from fedlesam.runs.config import RunConfig
 from fedlesam.runs.costs import PROCESS_BYTES, Prediction, anchors_alive, check_fits, predict
 from fedlesam.runs.folder import RunFolder
@@ -142,7 +143,7 @@ def big(**change: Any) -> tuple[RunConfig, Prediction]:
     """Many clients that keep a model of a megabyte; nothing of it is trained."""
     settings = dataclasses.replace(RunConfig(), rounds=1000, **change)
     clients = [(torch.ones(1, 500), torch.zeros(1).long())] * 2000
-    fed = Federation(
+    fed = federate(
         nn.Linear(500, 500, bias=False), clients, "scaffold", active=10, workers=settings.workers, store=settings.store
     )
     return settings, predict(settings, fed)
@@ -263,29 +264,29 @@ def test_sizes(count: float, text: str) -> None:
 
 
 def test_devices_there_are() -> None:
-    assert place("cpu") == torch.device("cpu")
-    assert place("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
+    assert find_device("cpu") == torch.device("cpu")
+    assert find_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
 
 
 @pytest.mark.parametrize("device", ["nonsense", "mps", "cpu:x", "", "meta", "cuda:-1"])
 def test_devices_that_are_nonsense(device: str) -> None:
     with pytest.raises(ValueError, match=rf"device '{device}': expected auto, cpu, cuda or cuda:i"):
-        place(device)
+        find_device(device)
 
 
 @pytest.mark.parametrize("device", ["cuda", "cuda:0", "cuda:99"])
 def test_a_gpu_that_is_not_there(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     with pytest.raises(ValueError, match=rf"device '{device}': this machine has 0 GPUs; use --device cpu"):
-        place(device)
+        find_device(device)
 
 
 def test_a_gpu_for_each_local_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
-    assert place("cuda") == torch.device("cuda", 0)
+    assert find_device("cuda") == torch.device("cuda", 0)
     monkeypatch.setenv("LOCAL_RANK", "2")
-    assert place("cuda") == torch.device("cuda", 2)
-    assert place("cuda:1") == torch.device("cuda", 1)
+    assert find_device("cuda") == torch.device("cuda", 2)
+    assert find_device("cuda:1") == torch.device("cuda", 1)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no GPU")
@@ -313,7 +314,7 @@ clients = [(torch.randn(8, 1, 8, 8), torch.randint(3, (8,))) for _ in range(3)]
 def train(**settings):
     model = make_model("cnn", (1, 8, 8), 3, 0)
     local = LocalTraining(epochs=1, batch_size=4)
-    with Federation(model, clients, "fedlesam-s", local, threads=1, test=clients[0], **settings) as fed:
+    with federate(model, clients, "fedlesam-s", local, threads=1, test=clients[0], **settings) as fed:
         fed.round(), fed.round()
         return fed.weights
 plain, compiled = train(), train(compile=True)
@@ -340,4 +341,4 @@ def test_compile_with_several_workers_is_refused() -> None:
     """The compiler's threads and locks do not survive a fork: it would hang."""
     client = (torch.ones(2, 3), torch.zeros(2, dtype=torch.int64))
     with pytest.raises(ValueError, match=r"compile does not go with several workers.*torchrun"):
-        Federation(torch.nn.Linear(3, 2), [client], compile=True, workers=2)
+        federate(torch.nn.Linear(3, 2), [client], compile=True, workers=2)

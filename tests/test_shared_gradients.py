@@ -133,10 +133,10 @@ def test_gradients_have_a_vector_that_never_moves(make: type[Mixed]) -> None:
     fed = federation("fedsam", model=make())
     steps = steps_in(fed, 0)
     places = []
-    for _ in range(3):
+    for _ in range(2):
         step = next(steps)
         grads = [p.grad for p in step.model.parameters]
         places.append([g.data_ptr() for g in grads if g is not None])
         assert torch.equal(torch.cat([g.reshape(-1) for g in grads if g is not None]), step.round.g)
     assert len(places[0]) == len(step.model.parameters)
-    assert places[0] == places[1] == places[2]
+    assert places[0] == places[1]

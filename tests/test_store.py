@@ -18,9 +18,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from torch import Tensor, nn
-from worlds import SCHEDULE, assert_same_bits, federation, play, snapshot, states
+from worlds import SCHEDULE, assert_same_bits, federate, federation, play, snapshot, states
 
-from fedlesam import Federation, LocalTraining
+from fedlesam import LocalTraining
 from fedlesam.core.messages import Memory
 from fedlesam.engines import store as store_room
 from fedlesam.engines.store import Store
@@ -321,7 +321,7 @@ def small_disk() -> Iterator[Path]:
 def test_a_disk_that_is_really_full(budget: int, small_disk: Path) -> None:
     clients = [(torch.randn(4, 30), torch.zeros(4, dtype=torch.int64)) for _ in range(40)]
     local = LocalTraining(epochs=1)
-    fed = Federation(nn.Linear(30, 30), clients, "scaffold", local, memory=budget, folder=small_disk / "memory")
+    fed = federate(nn.Linear(30, 30), clients, "scaffold", local, memory=budget, folder=small_disk / "memory")
     rounds = 0
     with pytest.raises(ValueError, match=r"No space left on device.*free some space"):
         for start in range(0, 40, 4):

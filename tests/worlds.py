@@ -1,6 +1,7 @@
 """Tiny federations to test on: unequal clients, mini-batches, different numbers of epochs, a fixed participation."""
 
 import copy
+import dataclasses
 import itertools
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any
@@ -15,6 +16,7 @@ from fedlesam.core.client import LocalStep, drain, local_update
 from fedlesam.core.flat_model import FlatModel
 from fedlesam.core.local import LocalTraining
 from fedlesam.core.messages import ClientResult, Memory
+from fedlesam.engines.settings import Execution, FailurePolicy
 from fedlesam.federation import Federation
 
 SIZES = (7, 12, 5, 9, 16, 3)
@@ -68,6 +70,18 @@ def training(**settings: Any) -> LocalTraining:
     return LocalTraining(**{**tiny, **settings})
 
 
+FAILURES = {"on_client_error": "on_error", "dropout": "dropout", "max_update_norm": "max_update_norm"}
+
+
+def federate(*args: Any, **settings: Any) -> Federation:
+    """A Federation whose failures and execution are given as plain settings; a client's error raises unless dropped."""
+    failures = {new: settings.pop(old) for old, new in FAILURES.items() if old in settings}
+    names = {field.name for field in dataclasses.fields(Execution)}
+    execution = {name: settings.pop(name) for name in names if name in settings}
+    policy = FailurePolicy(**{"on_error": "stop", **failures})
+    return Federation(*args, failures=policy, execution=Execution(**execution), **settings)
+
+
 def federation(
     algorithm: str | Algorithm,
     *,
@@ -78,7 +92,7 @@ def federation(
     local: LocalTraining | None = None,
     **settings: Any,
 ) -> Federation:
-    return Federation(
+    return federate(
         mlp(dtype=dtype) if model is None else model,
         samples(dtype=dtype) if clients is None else clients,
         algorithm,

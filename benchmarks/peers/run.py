@@ -54,7 +54,7 @@ SYSTEMS = ("ours", "bare", "flower", "pfl", "fedlab")
 PACKAGES = {"flower": ("flwr[simulation]",), "pfl": ("pfl[pytorch]",), "fedlab": ("fedlab",)}
 INSTALLED = {"flower": ("flwr", "ray"), "pfl": ("pfl",), "fedlab": ("fedlab",)}
 NOTES = {
-    "ours": "Federation(workers=2, threads=1); always channels-last, and memory kept",
+    "ours": "Execution(workers=2, threads=1); always channels-last, and memory kept",
     "bare": "the same steps in two processes and nothing else; the reference",
     "flower": "Message API and FedAvg in run_simulation on ray, client_resources by --flower-cpus; DataLoader batches",
     "pfl": "SimulatedBackend and FederatedAveraging under torchrun with two processes; its own local loop",

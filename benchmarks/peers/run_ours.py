@@ -2,7 +2,7 @@
 
 import work
 
-from fedlesam import Federation, LocalTraining
+from fedlesam import Execution, Federation, LocalTraining
 
 
 def main() -> None:
@@ -13,7 +13,7 @@ def main() -> None:
     clients = list(zip(x, y, strict=True))
     model = work.first_model()
     with Federation(
-        model, clients, "fedavg", local, work.ACTIVE, seed=0, workers=work.WORKERS, threads=1
+        model, clients, "fedavg", local, active=work.ACTIVE, execution=Execution(workers=work.WORKERS, threads=1)
     ) as federation:
         work.mark()
         for record in federation.run(work.job().rounds):

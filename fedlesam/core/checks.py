@@ -1,9 +1,78 @@
-"""Refuse a number that cannot be meant, naming its owner, its name and its value."""
+"""Refuse a value that cannot be meant, naming its owner, its name and the value.
 
+The range of a setting is declared once, beside it: `rho: float = param(0.1, at_least=0)`. `check_params` holds a
+dataclass to what it declares; a `Literal` type declares its choices by itself.
+"""
+
+import dataclasses
+import functools
 import sys
+from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 LARGEST = 1e30
 """Of a setting: its products with others must still be numbers in single precision."""
+
+
+class Range(NamedTuple):
+    """What a number may be."""
+
+    above: float | None = None
+    at_least: float | None = None
+    at_most: float | None = None
+    below: float | None = None
+    whole: bool = False
+
+
+def param(
+    default: Any,
+    *,
+    above: float | None = None,
+    at_least: float | None = None,
+    at_most: float | None = None,
+    below: float | None = None,
+    whole: bool = False,
+) -> Any:
+    """A field of a dataclass with its range.
+
+    Args:
+        default: its default; None stands for "not set" and is not checked.
+        above: it is larger than this.
+        at_least: it is this or larger.
+        at_most: it is this or smaller.
+        below: it is smaller than this.
+        whole: it is a whole number.
+    """
+    return dataclasses.field(default=default, metadata={"range": Range(above, at_least, at_most, below, whole)})
+
+
+def check_params(owner: Any) -> None:
+    """A ValueError for the first field of a dataclass that is not what the class declares."""
+    name = type(owner).__name__
+    kind: Any = type(owner)
+    for field, hint in _declared(kind):
+        value, bounds = getattr(owner, field.name), field.metadata.get("range")
+        if bounds is not None and value is not None:
+            check_range(name, field.name, value, bounds)
+        elif get_origin(hint) is Literal:
+            check_choice(name, field.name, value, get_args(hint))
+
+
+@functools.cache
+def _declared(kind: Any) -> list[tuple[dataclasses.Field[Any], Any]]:
+    hints = get_type_hints(kind)
+    return [(field, hints[field.name]) for field in dataclasses.fields(kind)]
+
+
+def check_range(owner: str, name: str, value: Any, bounds: Range) -> None:
+    """A ValueError unless `value` is a finite number in its range."""
+    if bounds.whole:
+        check_count(owner, name, value, int(bounds.at_least or 0))
+    else:
+        check_number(owner, name, value, above=bounds.above, at_least=bounds.at_least)
+    if bounds.at_most is not None and value > bounds.at_most:
+        raise ValueError(f"{owner}: {name} must be at most {bounds.at_most:g}, got {value}")
+    if bounds.below is not None and value >= bounds.below:
+        raise ValueError(f"{owner}: {name} must be below {bounds.below:g}, got {value}")
 
 
 def is_number(value: object) -> bool:

@@ -10,10 +10,11 @@ import torch.nn.functional as F
 
 from fedlesam.core import seeds
 from fedlesam.core.batches import Augment
-from fedlesam.core.checks import check_choice, check_count, check_number
+from fedlesam.core.checks import check_count, check_params, param
 from fedlesam.core.flat_model import Loss
 from fedlesam.core.slots import Algorithm
 
+ClipScope = Literal["loss", "corrected"]
 Epochs = int | range | Callable[[int, int], int]
 
 
@@ -21,34 +22,24 @@ Epochs = int | range | Callable[[int, int], int]
 class LocalTraining:
     """How a client trains. The defaults are the paper's for CIFAR-10."""
 
-    lr: float = 0.1
-    lr_decay: float | None = None
+    lr: float = param(0.1, above=0)
+    lr_decay: float | None = param(None, above=0)
     """Per round: lr * lr_decay ** round. None takes the method's own."""
     epochs: Epochs = 5
-    """A number, a range to rng from for each client and round, or a function of (round, client)."""
-    batch_size: int = 50
-    weight_decay: float = 1e-3
-    clip: float | None = 10.0
+    """A number, a range to draw from for each client and round, or a function of (round, client)."""
+    batch_size: int = param(50, at_least=1, whole=True)
+    weight_decay: float = param(1e-3, at_least=0)
+    clip: float | None = param(10.0, above=0)
     """The largest gradient norm of a step; None never clips."""
-    clip_scope: Literal["loss", "corrected"] = "loss"
+    clip_scope: ClipScope = "loss"
     """Clip the loss gradient alone, or gain * g + bias, as FL-Simulator and the paper's experiments do."""
-    momentum: float = 0.0
+    momentum: float = param(0.0, at_least=0, below=1)
     """Heavy-ball momentum inside a round, from zero at its start. The paper uses none."""
     loss: Loss = F.cross_entropy
     augment: Augment | None = None
 
     def __post_init__(self) -> None:
-        check_number("LocalTraining", "lr", self.lr, above=0)
-        check_number("LocalTraining", "weight_decay", self.weight_decay, at_least=0)
-        check_number("LocalTraining", "momentum", self.momentum, at_least=0)
-        if self.lr_decay is not None:
-            check_number("LocalTraining", "lr_decay", self.lr_decay, above=0)
-        if self.clip is not None:
-            check_number("LocalTraining", "clip", self.clip, above=0)
-        if self.momentum >= 1:
-            raise ValueError(f"LocalTraining: momentum must be below 1, got {self.momentum}")
-        check_choice("LocalTraining", "clip_scope", self.clip_scope, ("loss", "corrected"))
-        check_count("LocalTraining", "batch_size", self.batch_size)
+        check_params(self)
         ends = (*self.epochs[:1], *self.epochs[-1:]) if isinstance(self.epochs, range) else (self.epochs,)
         for epochs in ends or (0,):
             if not callable(epochs):

@@ -11,7 +11,7 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from fedlesam.core.checks import check_choice, check_number
+from fedlesam.core.checks import check_choice, check_params, param
 
 State = dict[str, Tensor]
 """Named vectors of one slot: a client's state stays with it, the server's is broadcast, an upload is sent back."""
@@ -84,6 +84,9 @@ class Rule:
 
     requires_uniform_weights: ClassVar[bool] = False
     """The rule is correct only for the plain mean over clients: weighting them by examples is refused."""
+
+    def __post_init__(self) -> None:
+        check_params(self)
 
     def initial(self, anchor: Tensor) -> State:
         """The server's state of this slot before the first round."""
@@ -212,10 +215,7 @@ class NoCorrection(Correction):
 class Average(ServerRule):
     """w + lr_g * d. McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, 2017."""
 
-    lr_g: float = 1.0
-
-    def __post_init__(self) -> None:
-        check_number("Average", "lr_g", self.lr_g, above=0)
+    lr_g: float = param(1.0, above=0)
 
     def step(self, state: State, result: RoundResult) -> tuple[Tensor, State]:
         return torch.add(result.anchor, result.update, alpha=self.lr_g), state
@@ -235,15 +235,15 @@ class Algorithm:
     perturbation: Perturbation = field(default_factory=NoPerturbation)
     correction: Correction = field(default_factory=NoCorrection)
     server: ServerRule = field(default_factory=Average)
-    lr_decay: float = 0.998
+    lr_decay: float = param(0.998, above=0)
 
     def __post_init__(self) -> None:
+        check_params(self)
         for slot, kind in (("perturbation", Perturbation), ("correction", Correction), ("server", ServerRule)):
             rule = getattr(self, slot)
             if not isinstance(rule, kind):
                 raise ValueError(f"Algorithm: {slot} must be a {kind.__name__}, got {rule!r}")
         self.perturbation.check()
-        check_number("Algorithm", "lr_decay", self.lr_decay, above=0)
 
     def for_model(self, tensors: Sequence[TensorSpec]) -> "Algorithm":
         """This method for a model with these trainable tensors."""

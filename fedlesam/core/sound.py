@@ -3,10 +3,16 @@
 from collections.abc import Iterator, Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from fedlesam.core.batches import Batch, ClientData, check_client, known_labels
+from fedlesam.core import seeds
+from fedlesam.core.batches import Batch, Batches, ClientData, check_client, known_labels
+from fedlesam.core.buffers import Unsupported
+from fedlesam.core.flat_model import FlatModel
+from fedlesam.core.local import LocalTraining
+from fedlesam.core.module_check import changed_buffers
 
 OWN_LOSS = "for other targets give a loss of their kind, e.g. LocalTraining(loss=torch.nn.functional.mse_loss)"
 
@@ -108,3 +114,35 @@ def check_targets(y: Tensor, output: Sequence[int], where: str) -> None:
         )
     if y.dtype != torch.int64:
         raise ValueError(f"{where}: y is {y.dtype}, and cross-entropy takes int64; give y.long()")
+
+
+def check_outputs(
+    model: FlatModel, clients: Sequence[ClientData], test: ClientData | None, local: LocalTraining, *, stacked: bool
+) -> tuple[int, list[str]]:
+    """Show the model one sample, and check all labels against its outputs, before any work is done.
+
+    Args:
+        model: the model.
+        clients: their data; the sample is the first of the first.
+        test: the test data.
+        local: how clients train.
+        stacked: look for buffers that change even where only norm layers have any.
+
+    Returns:
+        The number of outputs, and the names of the buffers that a training step changes.
+    """
+    with seeds.preserve_rng(model.device):
+        x, y = Batches(clients[0], model.device).fetch(torch.tensor([0]), seed=0)
+        twice = torch.cat([x, x])  # batch statistics need more than one
+        changed = changed_buffers(model.module, twice) if stacked or model.state.own or model.state.frozen else []
+    model.module.eval()
+    try:
+        with torch.no_grad(), seeds.preserve_rng(model.device):
+            output = model.forward(twice if model.needs_batch else x)
+    except Unsupported:
+        raise
+    except Exception as error:
+        raise ValueError(f"the model does not take {describe(x, model.weights.dtype)}: {error}") from error
+    if local.loss is F.cross_entropy:
+        check_labels(clients, test, y, output.shape)
+    return output.shape[-1] if output.ndim else 1, changed

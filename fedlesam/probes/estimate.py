@@ -43,7 +43,7 @@ def constant_perturbations(
                     state.weights, rule.begin(state.weights, memory), state.perturbation
                 )
             except Exception as error:
-                if federation.on_client_error == "stop" or not is_the_clients(error):
+                if not federation.failures.drops or not is_the_clients(error):
                     raise
                 (dropped if dropped is not None else {})[client] = reason(error)
     return {client: e for client, e in found.items() if e is not None and e.norm() > 0}

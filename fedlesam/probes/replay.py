@@ -83,7 +83,7 @@ def trained(
 def answering(federation: Federation, asked: Sequence[int]) -> tuple[list[int], dict[int, str]]:
     """Those of the clients that will be part of the round, and why the others will not; it is played to find out."""
     dropped: dict[int, str] = {}
-    if federation.on_client_error == "stop":
+    if not federation.failures.drops:
         return list(asked), dropped
     for _ in trained(federation, asked, dropped):
         pass

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedlesam.core.checks import check_number
+from fedlesam.core.checks import param
 from fedlesam.core.slots import AffineStep, Correction, LocalResult, RoundResult, State
 
 
@@ -18,11 +18,8 @@ class ControlVariates(Correction):
     """
 
     requires_uniform_weights = True
-    scale: float = 1.0
-    """Of the turn; the released FedLESAM-S has 0.1, the papers 1."""
-
-    def __post_init__(self) -> None:
-        check_number("ControlVariates", "scale", self.scale, at_least=0)
+    scale: float = param(1.0, at_least=0)
+    """Of the correction; the released FedLESAM-S has 0.1, the papers 1."""
 
     def initial(self, anchor: Tensor) -> State:
         return {"c": torch.zeros_like(anchor)}
@@ -52,12 +49,8 @@ class ClientMomentum(Correction):
     Xu et al., FedCM: Federated Learning with Client-level Momentum, 2021.
     """
 
-    alpha: float = 0.1
-
-    def __post_init__(self) -> None:
-        check_number("ClientMomentum", "alpha", self.alpha, above=0)
-        if self.alpha > 1:
-            raise ValueError(f"ClientMomentum: alpha is a share of the local gradient, at most 1, got {self.alpha}")
+    alpha: float = param(0.1, above=0, at_most=1)
+    """The share of the local gradient."""
 
     def initial(self, anchor: Tensor) -> State:
         return {"m": torch.zeros_like(anchor)}
@@ -77,11 +70,8 @@ class DynamicRegulariser(Correction):
     whose signs of the dual variable contradict each other (docs/errata.md, 4).
     """
 
-    lam: float = 0.1
+    lam: float = param(0.1, at_least=0)
     requires_uniform_weights = True
-
-    def __post_init__(self) -> None:
-        check_number("DynamicRegulariser", "lam", self.lam, at_least=0)
 
     def prepare(self, anchor: Tensor, client_state: State, server_state: State) -> AffineStep:
         return AffineStep(
@@ -96,10 +86,7 @@ class DynamicRegulariser(Correction):
 class Proximal(Correction):
     """FedProx: prox * (v - w). Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020."""
 
-    prox: float = 0.1
-
-    def __post_init__(self) -> None:
-        check_number("Proximal", "prox", self.prox, at_least=0)
+    prox: float = param(0.1, at_least=0)
 
     def prepare(self, anchor: Tensor, client_state: State, server_state: State) -> AffineStep:
         return AffineStep(pull=self.prox, bias=-self.prox * anchor)

@@ -6,7 +6,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedlesam.core.checks import check_choice, check_number
+from fedlesam.core.checks import param
 from fedlesam.core.slots import Perturbation, RoundResult, State, Step
 from fedlesam.core.vectors import ascent_
 
@@ -15,10 +15,7 @@ from fedlesam.core.vectors import ascent_
 class Ascent(Perturbation):
     """Abstract: a perturbation of norm rho."""
 
-    rho: float = 0.1
-
-    def __post_init__(self) -> None:
-        check_number(type(self).__name__, "rho", self.rho, at_least=0)
+    rho: float = param(0.1, at_least=0)
 
 
 @dataclass(frozen=True)
@@ -82,12 +79,6 @@ class GlobalAscent(Ascent):
     """`old`: what this client received last, or the previous round's global model (one more download)."""
     direction: Literal["back", "ahead"] = "back"
     """Against the last progress, as the paper has it, or along it."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_choice("GlobalAscent", "first", self.first, ("none", "origin"))
-        check_choice("GlobalAscent", "reference", self.reference, ("received", "previous-round"))
-        check_choice("GlobalAscent", "direction", self.direction, ("back", "ahead"))
 
     def round_perturbation(self, anchor: Tensor, client_state: State, server_state: State) -> Tensor | None:
         old = (client_state if self.reference == "received" else server_state).get("old")

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedlesam.core.checks import check_number
+from fedlesam.core.checks import param
 from fedlesam.core.slots import RoundResult, ServerRule, State
 
 
@@ -13,18 +13,10 @@ from fedlesam.core.slots import RoundResult, ServerRule, State
 class Adam(ServerRule):
     """FedAdam, without bias correction. Reddi et al., Adaptive Federated Optimization, ICLR 2021."""
 
-    lr_g: float = 0.1
-    b1: float = 0.9
-    b2: float = 0.99
-    eps: float = 0.01
-
-    def __post_init__(self) -> None:
-        check_number("Adam", "lr_g", self.lr_g, above=0)
-        check_number("Adam", "eps", self.eps, above=0)
-        for name, value in (("b1", self.b1), ("b2", self.b2)):
-            check_number("Adam", name, value, at_least=0)
-            if value >= 1:
-                raise ValueError(f"Adam: {name} must be below 1, got {value}")
+    lr_g: float = param(0.1, above=0)
+    b1: float = param(0.9, at_least=0, below=1)
+    b2: float = param(0.99, at_least=0, below=1)
+    eps: float = param(0.01, above=0)
 
     def initial(self, anchor: Tensor) -> State:
         return {"a": torch.zeros_like(anchor), "b": torch.zeros_like(anchor)}

@@ -1,6 +1,5 @@
 """From settings to a federation that is ready to train."""
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from fedlesam.core.local import LocalTraining
 from fedlesam.data import catalogue, dataset
 from fedlesam.data.dataset import DataSet
 from fedlesam.data.splits import Split, make_split
+from fedlesam.engines.settings import Execution, FailurePolicy, find_device
 from fedlesam.engines.world import World
 from fedlesam.federation import Federation
 from fedlesam.models.catalogue import make_model
@@ -30,24 +30,6 @@ def load_data(config: RunConfig) -> DataSet:
     return dataset.select(whole, config.samples, config.held_out)
 
 
-def place(device: str) -> torch.device:
-    """`cuda` is the GPU of this process's local rank; a device that is not there is refused."""
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        chosen = torch.device(device)
-    except RuntimeError as error:
-        raise ValueError(f"device {device!r}: expected auto, cpu, cuda or cuda:i") from error
-    if chosen.type not in ("cpu", "cuda"):
-        raise ValueError(f"device {device!r}: expected auto, cpu, cuda or cuda:i")
-    if chosen.type == "cuda":
-        index = int(os.environ.get("LOCAL_RANK", 0)) if chosen.index is None else chosen.index
-        if index >= torch.cuda.device_count():
-            raise ValueError(f"device {device!r}: this machine has {torch.cuda.device_count()} GPUs; use --device cpu")
-        return torch.device("cuda", index)
-    return chosen
-
-
 def build(
     config: RunConfig, data: DataSet | None = None, *, folder: Path | None = None, world: World | None = None
 ) -> Experiment:
@@ -55,7 +37,7 @@ def build(
 
     `folder` is for the clients' memory beyond the budget; without one all of it stays in RAM.
     """
-    device = place(config.device)
+    device = find_device(config.device)
     check_count("run", "rounds", config.rounds)
     check_count("run", "seed", config.seed, at_least=0)
     check_count("run", "keep", config.keep)
@@ -87,22 +69,26 @@ def build(
         active=config.active,
         test=data.test_shard() if split.test is None else data.shard(torch.from_numpy(split.test)),
         seed=config.seed,
-        threads=config.threads,
         weighting=config.weighting,  # type: ignore[arg-type]
         evaluate_every=config.evaluate_every,
         per_client=config.per_client,
-        dropout=config.dropout,
-        max_update_norm=config.max_update_norm or None,
-        on_client_error=config.on_client_error,  # type: ignore[arg-type]
-        precision=config.precision,  # type: ignore[arg-type]
-        compile=config.compile,
-        engine=config.engine,  # type: ignore[arg-type]
-        workers=config.workers,
-        lost_after=config.lost_after,
-        memory=config.memory if folder is not None else None,
-        store=config.store,  # type: ignore[arg-type]
-        folder=folder,
-        world=world,
+        failures=FailurePolicy(
+            on_error=config.on_client_error,  # type: ignore[arg-type]
+            dropout=config.dropout,
+            max_update_norm=config.max_update_norm or None,
+        ),
+        execution=Execution(
+            workers=config.workers,
+            threads=config.threads,
+            engine=config.engine,  # type: ignore[arg-type]
+            precision=config.precision,  # type: ignore[arg-type]
+            compile=config.compile,
+            store=config.store,  # type: ignore[arg-type]
+            memory=config.memory if folder is not None else None,
+            folder=folder,
+            lost_after=config.lost_after,
+        ),
+        _world=world,
     )
     return Experiment(data, split, federation)
 

@@ -299,7 +299,7 @@ def flat(state: ServerState) -> dict[str, Tensor]:
 
 def describe(federation: Federation) -> dict[str, str]:
     """What a federation computes, in words that are the same in every process."""
-    local = federation.local
+    local, failures = federation.local, federation.failures
     settings = {field.name: getattr(local, field.name) for field in fields(local)}
     return {
         "algorithm": _words(federation.algorithm),
@@ -309,7 +309,7 @@ def describe(federation: Federation) -> dict[str, str]:
         "parameters": str(federation.state.weights.numel()),
         "seed": str(federation.seed),
         "weighting": federation.weighting,
-        "failures": f"dropout {federation.dropout}, {federation.on_client_error}, {federation.max_update_norm}",
+        "failures": f"dropout {failures.dropout}, {failures.on_error}, {failures.max_update_norm}",
     }
 
 

@@ -99,7 +99,7 @@ def predict(config: RunConfig, federation: Federation) -> Prediction:
     sums = 4 if federation.weighting == "examples" else 2
     working = (5 + ascends + sums * cost.up + cost.down) * vector
     steps = [_steps(federation, client) for client in range(n)]
-    answers = k * (1 - federation.dropout)
+    answers = k * (1 - federation.failures.dropout)
     return Prediction(
         parameters=state.weights.numel(),
         clients=n,

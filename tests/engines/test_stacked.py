@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from worlds import federate
 
 import fedlesam as fl
 from fedlesam.algorithms import CATALOGUE
@@ -27,7 +28,7 @@ def model() -> nn.Module:
 
 def pair(method: str, **local: Any) -> tuple[Federation, Federation]:
     settings = fl.LocalTraining(lr=0.2, epochs=range(1, 3), batch_size=5, **local)
-    made = [Federation(model(), clients(), method, settings, active=5, engine=e) for e in ("plain", "stacked")]
+    made = [federate(model(), clients(), method, settings, active=5, engine=e) for e in ("plain", "stacked")]
     return made[0], made[1]
 
 
@@ -70,7 +71,7 @@ def test_clients_were_really_stacked(monkeypatch: pytest.MonkeyPatch) -> None:
     together = StackedEngine.together
     monkeypatch.setattr(StackedEngine, "together", lambda self, *a: stacks.append(a[1]) or together(self, *a))
     settings = fl.LocalTraining(epochs=1, batch_size=5)
-    Federation(model(), clients(), "fedavg", settings, engine="stacked").round()
+    federate(model(), clients(), "fedavg", settings, engine="stacked").round()
     assert stacks == [[0, 1, 2], [3, 4]]
 
 
@@ -84,7 +85,7 @@ def test_clients_were_really_stacked(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_it_would_not_keep_to_is_refused(settings: dict[str, Any], why: str) -> None:
     """More workers make stacks of other sizes, and a convolution or a second thread then gives other last bits."""
     with pytest.raises(ValueError, match=why):
-        Federation(model(), clients(), "fedavg", engine="stacked", **settings)
+        federate(model(), clients(), "fedavg", engine="stacked", **settings)
 
 
 def single_precision(method: str, engine: Any, precision: Any, make: Any = None) -> torch.Tensor:
@@ -92,7 +93,7 @@ def single_precision(method: str, engine: Any, precision: Any, make: Any = None)
     torch.manual_seed(0)
     net = make() if make else nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 3))
     settings = fl.LocalTraining(lr=0.2, epochs=2, batch_size=5)
-    fed = Federation(net, clients(torch.float32), method, settings, engine=engine, precision=precision, threads=1)
+    fed = federate(net, clients(torch.float32), method, settings, engine=engine, precision=precision, threads=1)
     for active in ([0, 1, 2], [0, 1, 3, 4]):
         fed.round(active)
     return fed.weights
@@ -133,7 +134,7 @@ def test_the_forward_pass_of_a_stack_is_in_bf16() -> None:
             return output
 
     settings = fl.LocalTraining(epochs=1, batch_size=12)
-    fed = Federation(Spy(6, 3), clients(torch.float32), "fedavg", settings, engine="stacked", precision="bf16")
+    fed = federate(Spy(6, 3), clients(torch.float32), "fedavg", settings, engine="stacked", precision="bf16")
     seen.clear()
     fed.round([0, 1, 2])
     assert seen == [torch.bfloat16]
@@ -143,16 +144,16 @@ def test_random_layers_and_buffers_are_refused() -> None:
     settings = fl.LocalTraining(epochs=1, batch_size=5)
     drops = nn.Sequential(nn.Linear(6, 3), nn.Dropout(0.5)).double()
     with pytest.raises(ValueError, match="stacked engine cannot train this model"):
-        Federation(drops, clients(), "fedavg", settings, engine="stacked").round()
+        federate(drops, clients(), "fedavg", settings, engine="stacked").round()
     norms = nn.Sequential(nn.Linear(6, 3), nn.BatchNorm1d(3)).double()
     with pytest.raises(ValueError, match=r"buffers such as BatchNorm's; use the plain engine"):
-        Federation(norms, clients(), "fedavg", settings, engine="stacked").round()
+        federate(norms, clients(), "fedavg", settings, engine="stacked").round()
 
 
 def test_a_client_that_diverges_is_named() -> None:
     broken = clients()
     settings = fl.LocalTraining(epochs=1, batch_size=20)
-    federation = Federation(model(), broken, "fedavg", settings, engine="stacked")
+    federation = federate(model(), broken, "fedavg", settings, engine="stacked")
     broken[1][0][3] = torch.inf  # before, it would have been refused
     before = federation.weights
     with pytest.raises(fl.NotFinite, match="round 0, client 1"):

@@ -14,6 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import nn
+from worlds import federate
 
 pytest.importorskip("flwr", reason="needs Flower: pip install 'fedlesam[flower]'")
 
@@ -49,7 +50,7 @@ def simulation(monkeypatch: pytest.MonkeyPatch, algorithm: str, active: int) -> 
     config = tomllib.loads((APP / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
     contexts = [Context(0, 0, {"partition-id": client}, RecordDict(), config) for client in range(3)]
     data = task.load(config)
-    return Federation(
+    return federate(
         task.model_for(config, data),
         [task.load_client(context) for context in contexts],
         algorithm,

@@ -1,0 +1,50 @@
+"""What one round did."""
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from fedlesam.core.evaluation import PerClient
+
+DROPOUT = "dropout"
+"""The reason of a client that never answers because it was drawn to."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """What one round did; a line of metrics.jsonl."""
+
+    round: int
+    """From 0, as t in the learning rate lr * decay ** t."""
+    active: list[int]
+    train_loss: float
+    """Mean over the clients that answered of the mean over their local steps; NaN if nobody did."""
+    test_loss: float | None
+    test_accuracy: float | None
+    lr: float
+    seconds: float
+    """Training and aggregation; evaluation is not counted."""
+    backward_passes: int
+    bytes_down: int
+    bytes_up: int
+    divergence: float
+    """Mean over the clients that answered of norm(v_i - w_next) ** 2; NaN if nobody did."""
+    per_client: PerClient | None = None
+    """Test accuracy on every client's own mixture of classes, when asked for and evaluated."""
+    dropped: dict[int, str] | None = None
+    """The active clients that are not part of the round, and why: dropout, an error, an update that exploded."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON: without what was not measured, or is not a number JSON has."""
+        known = {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
+        if self.per_client is not None and not self.per_client.untested:
+            known["per_client"].pop("untested")
+        if self.dropped:
+            known["dropped"] = {str(client): why for client, why in self.dropped.items()}
+        return {k: v for k, v in known.items() if not (isinstance(v, float) and not math.isfinite(v))}
+
+    @property
+    def failed(self) -> dict[int, str]:
+        """The clients that were dropped for an error, and why; dropout was asked for."""
+        return {client: why for client, why in (self.dropped or {}).items() if why != DROPOUT}

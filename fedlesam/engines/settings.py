@@ -1,0 +1,98 @@
+"""How a federation is computed, and what it does about clients that fail."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from fedlesam.core.checks import check_params, param
+from fedlesam.core.flat_model import Precision
+from fedlesam.engines.watch import LOST_AFTER, check_lost_after
+
+Engine = Literal["plain", "stacked"]
+StoreKind = Literal["shared", "pinned"]
+OnError = Literal["drop", "stop"]
+Weighting = Literal["clients", "examples"]
+
+MOST_THREADS = 1024
+"""Beyond it the threads' own memory ends the process."""
+
+
+@dataclass(frozen=True)
+class Execution:
+    """How rounds are computed. Nothing here changes the results, but for the number of threads and the precision.
+
+    Args:
+        workers: processes that train the active clients side by side. End them with `Federation.close()`, or use the
+            federation in a `with` block.
+        threads: CPU threads of each worker. None is PyTorch's own choice, and 1 with several workers.
+        engine: "plain" trains one client after the other; "stacked" trains the clients of a small model as one
+            batched computation, with the same results to rounding, on one worker.
+        precision: "bf16" runs forward passes under autocast.
+        compile: put the model through `torch.compile`.
+        device: where to train, such as "cuda"; None is where the model is.
+        store: with several workers clients' memories lie in `folder`, where all workers see them ("shared"), or stay
+            with the worker that trained the client ("pinned").
+        memory: bytes of clients' memory kept in RAM; the rest goes to `folder`. None keeps all of it.
+        folder: for clients' memory beyond `memory`; None makes a temporary one where it is needed.
+        lost_after: seconds of silence after which another process counts as lost; 0 waits for ever.
+    """
+
+    workers: int = param(1, at_least=1, whole=True)
+    threads: int | None = param(None, at_least=1, at_most=MOST_THREADS, whole=True)
+    engine: Engine = "plain"
+    precision: Precision = "fp32"
+    compile: bool = False
+    device: str | None = None
+    store: StoreKind = "shared"
+    memory: int | None = param(None, at_least=0, whole=True)
+    folder: Path | None = None
+    lost_after: float = LOST_AFTER
+
+    def __post_init__(self) -> None:
+        check_params(self)
+        check_lost_after("Execution", self.lost_after)
+
+
+@dataclass(frozen=True)
+class FailurePolicy:
+    """What happens when a client fails: it raises, its numbers are not finite, or its update is too large.
+
+    Args:
+        on_error: "drop" leaves the client out of the round: it keeps its memory, and the record says why. "stop"
+            raises, and nothing has changed.
+        dropout: the probability that an active client never answers.
+        max_update_norm: an update with a larger norm is a failure. None accepts any.
+    """
+
+    on_error: OnError = "drop"
+    dropout: float = param(0.0, at_least=0, at_most=1)
+    max_update_norm: float | None = param(None, above=0)
+
+    def __post_init__(self) -> None:
+        check_params(self)
+
+    @property
+    def drops(self) -> bool:
+        """Whether clients that fail are left out of the round."""
+        return self.on_error == "drop"
+
+
+def find_device(device: str) -> torch.device:
+    """`cuda` is the GPU of this process's local rank; a device that is not there is refused."""
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        chosen = torch.device(device)
+    except RuntimeError as error:
+        raise ValueError(f"device {device!r}: expected auto, cpu, cuda or cuda:i") from error
+    if chosen.type not in ("cpu", "cuda"):
+        raise ValueError(f"device {device!r}: expected auto, cpu, cuda or cuda:i")
+    if chosen.type == "cuda":
+        index = int(os.environ.get("LOCAL_RANK", 0)) if chosen.index is None else chosen.index
+        if index >= torch.cuda.device_count():
+            raise ValueError(f"device {device!r}: this machine has {torch.cuda.device_count()} GPUs; use --device cpu")
+        return torch.device("cuda", index)
+    return chosen
