@@ -15,7 +15,8 @@ import resource, torch, fedlesam as fl
 from fedlesam.models.catalogue import make_model
 model = make_model("lenet", (3, 32, 32), 10, 0)
 data = [(torch.zeros(200, 3, 32, 32), torch.zeros(200, dtype=torch.long))]
-fed = federate(model, data, "fedavg", fl.LocalTraining(epochs=1, batch_size=50), threads=1)
+local = fl.LocalTraining(epochs=1, batch_size=50)
+fed = fl.Federation(model, data, "fedavg", local, execution=fl.Execution(threads=1))
 fed.round()
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 fed.round()

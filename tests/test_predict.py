@@ -307,14 +307,15 @@ compiles = pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile
 
 COMPILED = """
 import torch
-from fedlesam import Federation, LocalTraining
+from fedlesam import Execution, Federation, LocalTraining
 from fedlesam.models.catalogue import make_model
 torch.manual_seed(0)
 clients = [(torch.randn(8, 1, 8, 8), torch.randint(3, (8,))) for _ in range(3)]
 def train(**settings):
     model = make_model("cnn", (1, 8, 8), 3, 0)
     local = LocalTraining(epochs=1, batch_size=4)
-    with federate(model, clients, "fedlesam-s", local, threads=1, test=clients[0], **settings) as fed:
+    execution = Execution(threads=1, **settings)
+    with Federation(model, clients, "fedlesam-s", local, test=clients[0], execution=execution) as fed:
         fed.round(), fed.round()
         return fed.weights
 plain, compiled = train(), train(compile=True)

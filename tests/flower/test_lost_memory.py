@@ -8,7 +8,6 @@ import torch
 
 pytest.importorskip("flwr", reason="needs Flower: pip install 'fedlesam[flower]'")
 
-from fedlesam.lookup import get
 from flwr.app import Message, RecordDict
 from scenes import (
     CLIENTS,
@@ -21,7 +20,7 @@ from scenes import (
     simulation,
 )
 
-from fedlesam.algorithms import CATALOGUE
+from fedlesam.algorithms import CATALOGUE, get
 from fedlesam.flower import Strategy, records
 from fedlesam.flower.tally import summing
 
