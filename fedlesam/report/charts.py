@@ -42,7 +42,7 @@ class Chart:
     x_label: str
     y_label: str
     series: list[Series]
-    about: str = ""
+    caption: str = ""
     log: bool = False
     """Whether its values span orders of magnitude."""
     points: bool = False
@@ -59,7 +59,7 @@ LEARNING = (
 ACCURACY = ("test_accuracy", "held_out_accuracy")
 """Charts whose axis starts below the curves."""
 
-ABOUT = {
+CAPTIONS = {
     "train_loss": "Mean over the active clients and their local steps, at the perturbed point and on their own data.",
     "divergence": "Mean over the active clients of the squared distance from their model to the next global one.",
 }
@@ -90,7 +90,7 @@ def learning_curves(comparison: Comparison) -> list[Chart]:
 def _learning(on: str, name: str, title: str, label: str, series: list[Series], log: bool) -> Chart:
     if on == HELD_OUT:
         name, title, label = RENAMED.get(name, name), title.replace("Test", "Held-out"), label.replace("test", HELD_OUT)
-    return Chart(name, "learning", title, "round", label, series, ABOUT.get(name, ""), log)
+    return Chart(name, "learning", title, "round", label, series, CAPTIONS.get(name, ""), log)
 
 
 def _over_seeds(number: int, group: Group, name: str, factor: float) -> Series | None:
@@ -137,13 +137,13 @@ def _mean(number: int, curves: list[dict[int, float]]) -> Series | None:
 def probe_curves(comparison: Comparison) -> list[Chart]:
     """A chart for each number that a probe gives."""
     found: dict[tuple[str, str], list[Series]] = defaultdict(list)
-    about: dict[str, list[Measurement]] = defaultdict(list)
+    measured: dict[str, list[Measurement]] = defaultdict(list)
     for i, group in enumerate(comparison.groups):
         curves: dict[tuple[str, str], list[dict[int, float]]] = defaultdict(list)
         for run in group.runs:
             mine: dict[tuple[str, str], dict[int, float]] = defaultdict(dict)
             for one in (one for probe in run.probes for one in run.series(probe)):
-                about[one.probe].append(one)
+                measured[one.probe].append(one)
                 for name, value in one.values.items():
                     mine[one.probe, name][one.round] = value
             for key, curve in mine.items():
@@ -165,7 +165,7 @@ def probe_curves(comparison: Comparison) -> list[Chart]:
                 x_label="round",
                 y_label=words,
                 series=series,
-                about=_about(about[probe]),
+                caption=_how_measured(measured[probe]),
                 log=_spans(series),
                 points=max(len(s.x) for s in series) <= 60,
             )
@@ -177,24 +177,24 @@ def _family(name: str) -> str:
     return re.sub(r"\d+$", "*", name)
 
 
-def _about(measurements: list[Measurement]) -> str:
-    told = {
+def _how_measured(measurements: list[Measurement]) -> str:
+    settings = {
         ", ".join(f"{k.replace('_', ' ')} {shown(v)}" for k, v in one.metadata.items() if is_how_measured(k, v))
         for one in measurements
     }
-    return f"Measured with {told.pop()}." if len(told) == 1 and "" not in told else ""
+    return f"Measured with {settings.pop()}." if len(settings) == 1 and "" not in settings else ""
 
 
 def slices(comparison: Comparison) -> list[Chart]:
     """The loss along one direction."""
-    series, about = [], ""
+    series, caption = [], ""
     for i, group in enumerate(comparison.groups):
         surfaces = [(run, surface) for run in group.runs if (surface := run.surface(1)) is not None]
         if surfaces:
             run, surface = surfaces[0]
             series.append(Series(i, surface.x.tolist(), surface.loss.tolist(), None, None))
-            about = f"Along one filter-normalised direction; seed {run.config.seed}."
-    return [Chart("surface-1d", "surface", "Loss along a line", "distance", "loss", series, about)] if series else []
+            caption = f"Along one filter-normalised direction; seed {run.config.seed}."
+    return [Chart("surface-1d", "surface", "Loss along a line", "distance", "loss", series, caption)] if series else []
 
 
 def _spans(series: list[Series]) -> bool:

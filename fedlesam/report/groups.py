@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from fedlesam.core.names import is_path
 from fedlesam.report.style import Look, looks
 from fedlesam.runs import config as configs
@@ -79,6 +82,16 @@ class Comparison:
     def federated(self) -> list[Group]:
         """The groups that can be compared in everything; all of them where there is centralised training alone."""
         return [group for group in self.groups if not group.centralised] or self.groups
+
+    def splits(self) -> list[tuple[RunConfig, NDArray[np.int64]]]:
+        """For each way the data were divided, the first run's configuration and its samples by client and class."""
+        found: dict[tuple[str, int | None], tuple[RunConfig, NDArray[np.int64]]] = {}
+        for run in (run for group in self.federated for run in group.runs):
+            key = run.config.split, run.config.clients
+            counts = run.class_counts() if key not in found else None
+            if counts is not None and counts.size:
+                found[key] = run.config, counts
+        return list(found.values())
 
     @property
     def common(self) -> Settings:

@@ -38,10 +38,10 @@ def results(comparison: Comparison) -> Table:
         title = f"{on}, {MEASURES[name]}"
         columns += [Column(f"{title} %", two), *([Column(f"± {title}", two)] if several else [])]
     columns += [Column("seeds", whole), Column("rounds", whole)]
-    about = "The first number is the mean of the last 10 evaluations, or of all where there are fewer."
+    caption = "The first number is the mean of the last 10 evaluations, or of all where there are fewer."
     if several:
-        about += " Means over seeds; ± is their standard deviation."
-    return Table("results", f"{on.capitalize()} accuracy, best first", columns, rows, about)
+        caption += " Means over seeds; ± is their standard deviation."
+    return Table("results", f"{on.capitalize()} accuracy, best first", columns, rows, caption)
 
 
 def gains(comparison: Comparison) -> Table:
@@ -58,11 +58,11 @@ def gains(comparison: Comparison) -> Table:
     columns = [Column("method")]
     for title in MEASURES.values():
         columns += [Column(title, signed), Column(f"{title}, from", signed), Column(f"{title}, to", signed)]
-    about = (
+    caption = (
         f"Points of {comparison.evaluated_on} accuracy over {first}: mean difference on the seeds both have, and its "
         "95 % t-interval."
     )
-    return Table("gains", f"Over {first}, paired by seed", [*columns, Column("seeds", whole)], rows, about)
+    return Table("gains", f"Over {first}, paired by seed", [*columns, Column("seeds", whole)], rows, caption)
 
 
 def _percent(value: float | None) -> float | None:
@@ -87,11 +87,11 @@ def costs(comparison: Comparison) -> Table:
     columns = [Column("method")]
     for title in titles:
         columns += [Column(title, three_digits), *([Column(f"{title} ×", by_fedavg)] if base is not None else [])]
-    about = (
+    caption = (
         "Counted by the runs, mean of a round, all active clients together. A client holds its model and what the "
         "method keeps with it between rounds. Seconds are of training and aggregation, without evaluation and probes. "
     )
-    return Table("costs", "Cost of a round", columns, rows, about + _unit(comparison))
+    return Table("costs", "Cost of a round", columns, rows, caption + _unit(comparison))
 
 
 def to_targets(comparison: Comparison, targets: list[float]) -> Table:
@@ -111,12 +111,12 @@ def to_targets(comparison: Comparison, targets: list[float]) -> Table:
     columns = [Column("target"), Column("method"), Column("reached")]
     for title, show in (("rounds", whole), ("MB sent", three_digits), ("seconds", three_digits)):
         columns += [Column(title, show), *([Column(f"{title} ×", by_fedavg)] if base is not None else [])]
-    about = (
+    caption = (
         "Until the first evaluation at or above the target, mean over seeds. A mean is given only where every seed got "
         "there. "
     )
     title = f"Cost to a target {comparison.evaluated_on} accuracy"
-    return Table("to-target", title, columns, rows, about + _unit(comparison))
+    return Table("to-target", title, columns, rows, caption + _unit(comparison))
 
 
 def _reached(found: ledger.ToTarget) -> str:

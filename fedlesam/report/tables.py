@@ -1,10 +1,9 @@
-"""A table once, as CSV, Markdown, LaTeX and HTML."""
+"""A table once, as CSV, Markdown and LaTeX; the page shows it by its template."""
 
 import csv
 import io
 from collections.abc import Callable
 from dataclasses import dataclass
-from html import escape
 
 Cell = str | float | int | None
 
@@ -25,7 +24,7 @@ class Table:
     title: str
     columns: list[Column]
     rows: list[list[Cell]]
-    about: str = ""
+    caption: str = ""
 
     def csv(self) -> str:
         """Numbers as they are, so that nothing is lost on the way to a spreadsheet; empty where there is none.
@@ -54,22 +53,9 @@ class Table:
             f"\\begin{{tabular}}{{{align}}}\n\\toprule\n{head} \\\\\n\\midrule\n{body}\\bottomrule\n\\end{{tabular}}\n"
         )
 
-    def html(self, method: Callable[[str], tuple[str, str]]) -> str:
-        """`method` gives, for the name of a method, the attributes of its row and what stands in its cell."""
-        head = "".join(f'<th scope="col"{_number(c)}>{escape(c.name)}</th>' for c in self.columns)
-        names = [column.name for column in self.columns]
-        body, before = "", None
-        for row in self.shown():
-            attributes, cells = "", ""
-            for i, (column, cell) in enumerate(zip(self.columns, row, strict=True)):
-                content = escape(cell)
-                if column.name == "method":
-                    attributes, content = method(cell)
-                tag = 'th scope="row"' if i == names.index("method") else "td"
-                cells += f"<{tag}{_number(column)}>{content}</{tag[:2]}>"
-            part = ' class="first"' if names[0] != "method" and before not in (None, row[0]) else ""
-            body, before = f"{body}<tr{attributes}{part}>{cells}</tr>\n", row[0]
-        return f"<table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody>\n</table>"
+    def forms(self) -> list[tuple[str, str, str]]:
+        """As files: the format's name, the ending and the text."""
+        return [("CSV", "csv", self.csv()), ("Markdown", "md", self.markdown()), ("LaTeX", "tex", self.latex())]
 
     def shown(self) -> list[list[str]]:
         return [[_show(column, cell) for column, cell in zip(self.columns, row, strict=True)] for row in self.rows]
@@ -79,10 +65,6 @@ def _show(column: Column, cell: Cell) -> str:
     if cell is None:
         return NOTHING
     return str(cell) if isinstance(cell, str) or column.show is None else column.show(cell)
-
-
-def _number(column: Column) -> str:
-    return ' class="number"' if column.show else ""
 
 
 def _tame(text: str) -> str:

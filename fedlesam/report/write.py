@@ -1,6 +1,7 @@
 """A report on runs: the page, and on request its charts and tables as files."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from fedlesam.core.disk import write_text
@@ -39,7 +40,7 @@ def write_report(
 def write_tables(tables: list[Table], folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for table in tables:
-        for ending, text in (("csv", table.csv()), ("md", table.markdown()), ("tex", table.latex())):
+        for _, ending, text in table.forms():
             write_text(folder / f"{table.key}.{ending}", text)
 
 
@@ -51,21 +52,15 @@ def _draw(comparison: Comparison, folder: Path, done: Callable[[int, int], None]
 
     work: list[Callable[[], object]] = []
     for chart in charts_of(comparison):
-        if chart.section == "surface":
-            continue
-        work.append(lambda chart=chart: pictures.chart_picture(chart, comparison.groups, paths(chart.key)))  # type: ignore[misc]
+        if chart.section != "surface":
+            work.append(partial(pictures.chart_picture, chart, comparison.groups, paths(chart.key)))
     found = [(g.label, g.look, s) for g in comparison.groups for dims in (1, 2) if (s := g.surface(dims)) is not None]
     if found:
-        work.append(lambda: surfaces.draw(found, folder))
-    seen = set()
-    for run in (run for group in comparison.federated for run in group.runs):
-        split = run.config.split, run.config.clients
-        counts = run.class_counts() if split not in seen else None
-        if counts is not None and counts.size:
-            seen.add(split)
-            name = "split" if len(seen) == 1 else f"split-{len(seen)}"
-            work.append(lambda counts=counts, name=name: pictures.split_picture(counts, paths(name)))  # type: ignore[misc]
-    for i, draw in enumerate(work):
+        work.append(partial(surfaces.draw, found, folder))
+    for i, (_, counts) in enumerate(comparison.splits(), 1):
+        name = "split" if i == 1 else f"split-{i}"
+        work.append(partial(pictures.split_picture, counts, paths(name)))
+    for i, make in enumerate(work):
         done(i, len(work))
-        draw()
+        make()
     done(len(work), len(work))

@@ -107,7 +107,7 @@ def test_inline_json_is_the_same_content_and_no_markup(content: Any) -> None:
 
 def test_plotly_can_stand_in_a_script() -> None:
     text = files("plotly").joinpath("package_data", "plotly.min.js").read_text("utf-8")
-    own = files("fedlesam.report").joinpath("page.js").read_text("utf-8")
+    own = files("fedlesam.report").joinpath("templates", "page.js").read_text("utf-8")
     assert not re.search(r"</script|<!--\s*<script", text + own, re.IGNORECASE)
 
 
@@ -162,7 +162,7 @@ def test_the_telling_number_of_a_probe_comes_first_and_clients_do_not_flood(tmp_
     (folder / "probes.jsonl").write_text(json.dumps(line) + "\n")
     found = [c for c in charts_of(compare_runs(find_runs([folder]))) if c.section == "sharpness"]
     assert [chart.y_label for chart in found] == ["ascent", "loss", "eigenvalue 1", "eigenvalue 2"]
-    assert found[0].about == "Measured with radius 0.05."
+    assert found[0].caption == "Measured with radius 0.05."
 
 
 @pytest.mark.parametrize(

@@ -86,7 +86,7 @@
       yaxis: y, uirevision: revision, hovermode: shown.length <= 8 && !once ? "x unified" : "closest",
     }), { ...config, toImageButtonOptions: { format: "svg", filename: chart.key } });
     panel.plot.setAttribute("aria-label", `${chart.title}: a line chart of ${shown.map((s) => groups[s.group].label).join(", ")}`);
-    panel.about.textContent = chart.about;
+    panel.caption.textContent = chart.caption;
   }
 
   function heat(panel) {
@@ -98,7 +98,7 @@
       colorbar: { title: { text: "samples", side: "right" }, thickness: 12, outlinewidth: 0 },
       hovertemplate: "client %{x}, class %{y}: %{z} samples<extra></extra>",
     }], look({ xaxis: axis("client"), yaxis: axis("class", split.counts.length <= 20 ? { dtick: 1 } : {}) }), config);
-    panel.about.textContent = split.about;
+    panel.caption.textContent = split.caption;
   }
 
   let camera = { eye: { x: 1.35, y: 1.35, z: 1.45 } };
@@ -123,9 +123,9 @@
     // as in the pictures: the walls beyond would flatten everything else
     const low = all[0] ?? 0, high = Math.max(all[Math.ceil(SHOWN * (all.length - 1))] ?? 1, low + 1e-6);
     panel.range.textContent = `${(log ? 10 ** low : low).toPrecision(3)} to ${(log ? 10 ** high : high).toPrecision(3)}, cut off there`;
-    panel.about.textContent = panel.view === "3-D" && !solid
+    panel.caption.textContent = panel.view === "3-D" && !solid
       ? webgl ? `More than ${SCENES} surfaces are drawn as contours; hide some methods to rotate the others.` : "This browser has no WebGL: surfaces are drawn as contours."
-      : panel.said;
+      : panel.text;
     for (const s of panel.options) {
       let figure = panel.scenes.querySelector(`[data-group="${s.group}"]`);
       if (!on[s.group]) {
@@ -204,8 +204,8 @@
     const box = document.querySelector(`[data-panel="${i}"]`);
     const found = { ...panel, box, chosen: 0, against: "", view: "3-D", near: false, stale: true };
     found.plot = box.querySelector(":scope > .plot");
-    found.about = box.querySelector(".said");
-    found.said = found.about.textContent;
+    found.caption = box.querySelector(".caption");
+    found.text = found.caption.textContent;
     if (found.plot) keys(found.plot);
     if (panel.kind === "surfaces") {
       found.scenes = box.querySelector(".scenes");
