@@ -22,7 +22,7 @@ from fedlesam.rules import (
     ServerRule,
     State,
     Step,
-    check_number,
+    param,
 )
 
 
@@ -46,10 +46,7 @@ class ScaledAscent(Ascent):
 class OwnMomentum(Correction):
     """Mix the gradient with this client's own mean direction of its last active round; nothing more is sent."""
 
-    alpha: float = 0.5
-
-    def __post_init__(self) -> None:
-        check_number("OwnMomentum", "alpha", self.alpha, above=0)
+    alpha: float = param(0.5, above=0)
 
     def prepare(self, anchor: Tensor, client_state: State, server_state: State) -> AffineStep:
         return (
@@ -66,12 +63,8 @@ class OwnMomentum(Correction):
 class ServerMomentum(ServerRule):
     """FedAvgM: a = beta * a + d, then w + lr_g * a. Hsu et al., 2019."""
 
-    beta: float = 0.9
-    lr_g: float = 1.0
-
-    def __post_init__(self) -> None:
-        check_number("ServerMomentum", "beta", self.beta, at_least=0)
-        check_number("ServerMomentum", "lr_g", self.lr_g, above=0)
+    beta: float = param(0.9, at_least=0)
+    lr_g: float = param(1.0, above=0)
 
     def initial(self, anchor: Tensor) -> State:
         return {"a": torch.zeros_like(anchor)}

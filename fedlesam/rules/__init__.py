@@ -1,6 +1,6 @@
 """The rules of the three slots, and the classes to derive one's own from."""
 
-from fedlesam.core.checks import check_number
+from fedlesam.core.checks import check_number, param
 from fedlesam.core.slots import (
     AffineStep,
     Average,
@@ -49,4 +49,5 @@ __all__ = [
     "Step",
     "ascent_",
     "check_number",
+    "param",
 ]
