@@ -22,6 +22,7 @@ from fedlesam.core import evaluation, seeds
 from fedlesam.core.batches import Batches, ClientData, known_labels
 from fedlesam.core.buffers import Buffers
 from fedlesam.core.checks import check_choice, check_count
+from fedlesam.core.choices import Weighting
 from fedlesam.core.evaluation import Evaluation, PerClient
 from fedlesam.core.flat_model import FlatModel
 from fedlesam.core.local import LocalTraining
@@ -33,7 +34,7 @@ from fedlesam.core.server import ServerState, server_step
 from fedlesam.core.sound import check_outputs, check_samples
 from fedlesam.engines.distributed import DistributedEngine, worker_loop
 from fedlesam.engines.serial import Saved, SerialEngine
-from fedlesam.engines.settings import Execution, FailurePolicy, Weighting, find_device
+from fedlesam.engines.settings import Execution, FailurePolicy, find_device
 from fedlesam.engines.signals import Interrupted, StopFlag
 from fedlesam.engines.stacked import CHANGES, NotStackable, StackedEngine, check_stackable
 from fedlesam.engines.store import Store

@@ -331,7 +331,7 @@ def test_every_hyper_parameter_of_a_flag_belongs_to_a_method() -> None:
         ({"clip": -1.0}, "clip must be above 0, got -1"),
         ({"evaluate_every": 0}, "evaluate_every must be a whole number from 1, got 0"),
         ({"threads": 0}, "threads must be a whole number from 1, got 0"),
-        ({"dropout": 1.5}, "dropout is a probability, from 0 to 1, got 1.5"),
+        ({"dropout": 1.5}, "dropout must be at most 1, got 1.5"),
         ({"dropout": -0.1}, "dropout must be at least 0, got -0.1"),
         ({"dropout": float("nan")}, "dropout must be at least 0, got nan"),
         ({"max_update_norm": -1.0}, "max_update_norm must be above 0, got -1"),
@@ -368,8 +368,8 @@ def test_build_passes_every_setting_on() -> None:
     assert (local.lr, local.lr_decay, local.epochs, local.batch_size) == (config.lr, 0.97, range(1, 5), 33)
     assert (local.weight_decay, local.clip, local.clip_scope, local.momentum) == (1e-17, None, "corrected", 0.5)
     assert (fed.active, fed.seed, fed.threads, fed.weighting, fed.evaluate_every) == (3, 11, 2, "examples", 4)
-    assert (fed.dropout, fed.max_update_norm, fed.on_client_error) == (0.25, 7.5, "stop")
-    assert build(dataclasses.replace(config, max_update_norm=0.0)).federation.max_update_norm is None
+    assert (fed.failures.dropout, fed.failures.max_update_norm, fed.failures.on_error) == (0.25, 7.5, "stop")
+    assert build(dataclasses.replace(config, max_update_norm=0.0)).federation.failures.max_update_norm is None
     assert fed.algorithm.perturbation.rho == 0.25  # type: ignore[attr-defined]
     assert len(fed.clients) == 7
     assert experiment.split.scheme == "dirichlet:0.3,repeat"

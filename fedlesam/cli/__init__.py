@@ -20,7 +20,6 @@ COMMANDS = {
     "deploy": "look at a Flower deployment: what is insecure or missing",
     "list": "the algorithms, data sets, models and splits there are",
     "demo": "five methods on the embedded data in a minute, with pictures",
-    "completion": "print the completion script of your shell",
 }
 
 FAILED, BAD_INPUT, NOT_FINITE, LOST, INTERRUPTED = 1, 2, 3, 4, 130
@@ -66,6 +65,8 @@ def cli() -> None:
     Several, ranked:     fedlesam compare fedavg fedsam fedlesam --seeds 3
     Look at them:        fedlesam report runs/x --out report.html
     What there is:       fedlesam list algorithms
+
+    Completion in bash (zsh, fish): eval "$(_FEDLESAM_COMPLETE=bash_source fedlesam)"
 
     Repeat a command to resume an interrupted run at its last checkpoint.
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from fedlesam.cli.options import OUTPUT, Grouped, GroupedCommand, build_config, settings
+from fedlesam.cli.options import GroupedCommand, build_config, json_option, settings
 from fedlesam.runs import config as configs
 
 
@@ -21,7 +21,7 @@ from fedlesam.runs import config as configs
     ),
 )
 @settings()
-@click.option("--json", "as_json", cls=Grouped, group=OUTPUT, is_flag=True, help="for scripts; sizes in bytes")
+@json_option
 def command(config_file: Path | None, assignments: tuple[str, ...], as_json: bool, **flags: Any) -> None:
     """Predict what a run needs, without running it: RAM, disk, bytes per round, backward passes.
 

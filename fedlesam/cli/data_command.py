@@ -1,5 +1,6 @@
 """fedlesam data"""
 
+import functools
 from pathlib import Path
 
 import click
@@ -30,23 +31,14 @@ def command() -> None:
 @click.option("--quiet", "-q", is_flag=True, help="no progress")
 def fetch_command(name: str, data_dir: Path | None, quiet: bool) -> None:
     """Download a data set from its publishers and check its checksum; broken transfers are tried again."""
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+    from rich.progress import DownloadColumn, TransferSpeedColumn
 
+    from fedlesam.cli.show import bars
     from fedlesam.data import fetch
 
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with Progress(*columns, TimeRemainingColumn(), console=console, disable=quiet or not console.is_terminal) as bars:
-        known: dict[str, object] = {}
-
-        def see(file: str, done: int, total: int | None) -> None:
-            task = known.setdefault(file, None)
-            if task is None:
-                known[file] = task = bars.add_task(file, total=total)
-            bars.update(task, completed=done, total=total)  # type: ignore[arg-type]
-
-        for path in fetch(name, data_dir, see):
+    with bars(quiet, DownloadColumn(), TransferSpeedColumn()) as begin:
+        tick = functools.cache(begin)
+        for path in fetch(name, data_dir, lambda file, done, total: tick(file)(done, total)):
             if not quiet:
                 click.echo(f"there: {path}")
 

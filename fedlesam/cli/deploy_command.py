@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from fedlesam.cli.options import GroupedCommand
+from fedlesam.cli.options import GroupedCommand, json_option
 
 COLOURS = {"ok": "green", "note": "cyan", "missing": "yellow", "insecure": "red"}
 
@@ -23,7 +23,7 @@ def command() -> None:
 )
 @click.argument("app", type=click.Path(path_type=Path, file_okay=False, exists=True))
 @click.option("--superlink", metavar="NAME", help="a connection of Flower's config.toml  [its default]")
-@click.option("--json", "as_json", is_flag=True, help="for scripts")
+@json_option
 def check_command(app: Path, superlink: str | None, as_json: bool) -> int:
     """Look at an app's settings, its connection and the SuperLink behind it, and say what is insecure or missing.
 

@@ -5,10 +5,12 @@ from typing import Any
 
 import click
 
+from fedlesam.cli.options import json_option
+
 
 @click.command("list", short_help="what there is")
 @click.argument("what", type=click.Choice(["algorithms", "data", "models", "splits"]))
-@click.option("--json", "as_json", is_flag=True, help="for scripts")
+@json_option
 def command(what: str, as_json: bool) -> None:
     """List the algorithms, data sets, models or splits.
 

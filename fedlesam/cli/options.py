@@ -11,6 +11,8 @@ from fedlesam.runs.config import HYPER, KINDS, OPTIONS, Option, RunConfig, Value
 
 OUTPUT = "Output"
 LIVE = "Live trackers"
+PROBE = "NAME[:KEY=VALUE,...]"
+TRACKERS = ("tensorboard", "mlflow", "wandb")
 
 
 class Grouped(click.Option):
@@ -43,12 +45,39 @@ class GroupedCommand(click.Command):
                     formatter.write(f"{'':{formatter.current_indent}}{example}\n")
 
 
+def option(*names: str, group: str = OUTPUT, **keywords: Any) -> Callable[[Any], Any]:
+    """`click.option` in a group of the help."""
+    return click.option(*names, cls=Grouped, group=group, **keywords)
+
+
+def folder(name: str, help: str) -> Callable[[Any], Any]:
+    """An option that names a folder for results."""
+    return option(name, type=click.Path(path_type=Path, file_okay=False), metavar="DIR", help=help)
+
+
+def file(name: str, help: str, metavar: str = "FILE", default: Path | None = None) -> Callable[[Any], Any]:
+    """An option that names a file for results."""
+    kind = click.Path(path_type=Path, dir_okay=False)
+    return option(name, type=kind, default=default, metavar=metavar, help=help)
+
+
+def count(name: str, group: str, help: str, default: int | None = None) -> Callable[[Any], Any]:
+    """An option that is a whole number from 1."""
+    shown = f"{help}  [{default}]" if default is not None else help
+    return option(name, group=group, type=click.IntRange(1), default=default, metavar="N", help=shown)
+
+
+quiet_option = option("--quiet", "-q", is_flag=True, help="no progress and no table")
+json_option = option("--json", "as_json", is_flag=True, help="print the result as JSON, for scripts")
+
+
 class Setting(click.ParamType[Value]):
     """A setting's text, parsed by its own rule."""
 
-    def __init__(self, key: str, option: Option) -> None:
-        self.key, self.option = key, option
-        self.name = "text"
+    name = "text"
+
+    def __init__(self, key: str) -> None:
+        self.key = key
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Value:
         return configs.parse(self.key, value, f"--{self.key.replace('_', '-')}") if isinstance(value, str) else value
@@ -73,118 +102,102 @@ def names_of(key: str) -> list[str]:
         from fedlesam.data.catalogue import NAMES
 
         return [name.removesuffix("PATH") for name in NAMES]
-    known = {
-        "split": ["iid", "pooled", "dirichlet:", "dirichlet-by-class:", "pathological:", "leave-out:", "by:", "file:"],
-        "clip_scope": ["loss", "corrected"],
-        "engine": ["plain", "stacked"],
-        "precision": ["fp32", "bf16"],
-        "store": ["shared", "pinned"],
-        "device": ["auto", "cpu", "cuda"],
-        "weighting": ["clients", "examples"],
-        "on_client_error": ["drop", "stop"],
-    }
-    return known.get(key, [])
+    if key == "split":
+        from fedlesam.data.splits import SCHEMES
+
+        names = [name for name in SCHEMES if name != "MODULE:CALLABLE"]
+        return [f"{name.partition(':')[0]}:" if ":" in name else name for name in names]
+    if key == "device":
+        return ["auto", "cpu", "cuda"]
+    return list(OPTIONS[key].choices) if key in OPTIONS else []
 
 
-def setting(key: str, option: Option, default: Value | None) -> Callable[[Any], Any]:
-    shown = "" if default is None or isinstance(default, bool) else f"  [{default}]"
-    if KINDS[option.kind][1] == (bool,):
-        flag = key.replace("_", "-")
-        names = f"--{flag}/--no-{flag}"
-        return click.option(names, key, cls=Grouped, group=option.group, default=None, help=option.help + shown)
+def setting(key: str, known: Option, default: Value | None) -> Callable[[Any], Any]:
+    """The flag of a setting or hyper-parameter."""
+    flag, shown = key.replace("_", "-"), "" if default is None or isinstance(default, bool) else f"  [{default}]"
+    if KINDS[known.kind][1] == (bool,):
+        return option(f"--{flag}/--no-{flag}", key, group=known.group, default=None, help=known.help)
     if key == "probe":
-        return click.option(
+        return option(
             "--probe",
             key,
-            cls=Grouped,
-            group=option.group,
+            group=known.group,
             multiple=True,
-            metavar="NAME[:KEY=VALUE,...]",
+            metavar=PROBE,
             callback=lambda ctx, param, words: " ".join(words) or None,
-            help=option.help,
+            help=known.help,
         )
-    metavar = option.metavar or ("NAME" if KINDS[option.kind][1] == (str,) else "N")
-    return click.option(
-        f"--{key.replace('_', '-')}",
-        key,
-        cls=Grouped,
-        group=option.group,
-        type=Setting(key, option),
-        metavar=metavar,
-        help=option.help + shown,
-    )
+    choices = f"[{'|'.join(known.choices)}]" if known.choices else ""
+    metavar = known.metavar or choices or ("NAME" if KINDS[known.kind][1] == (str,) else "N")
+    return option(f"--{flag}", key, group=known.group, type=Setting(key), metavar=metavar, help=known.help + shown)
 
 
 def settings(*, without: Iterable[str] = (), only: Iterable[str] | None = None) -> Callable[[Any], Any]:
-    """All settings as flags, in the order of the table, `--config` and `--set` with them."""
-    wanted = [name for name in OPTIONS if name not in without and (only is None or name in only)]
+    """All settings as flags, in the order of the table, `--config` and `--set` with them.
 
-    def decorate(function: Any) -> Any:
-        if only is None:
-            function = click.option(
-                "--set",
-                "assignments",
-                cls=Grouped,
-                group=configs.METHOD,
-                multiple=True,
-                metavar="NAME=VALUE",
-                help="any setting, or any hyper-parameter of the method; may be repeated",
-            )(function)
-            for name, option in reversed(HYPER.items()):
-                function = setting(name, option, None)(function)
-        for name in reversed(wanted):
-            function = setting(name, OPTIONS[name], getattr(RunConfig(), name))(function)
-        return click.option(
+    Args:
+        without: Settings that get no flag.
+        only: The settings that get one, if not all; then there is no `--set`.
+    """
+    flags = [
+        option(
             "--config",
             "config_file",
-            cls=Grouped,
             group=configs.WHAT,
             type=click.Path(path_type=Path, exists=True, dir_okay=False),
             metavar="FILE",
             help="settings from a TOML file; flags win",
-        )(function)
+        )
+    ]
+    for name, known in OPTIONS.items():
+        if name not in without and (only is None or name in only):
+            flags.append(setting(name, known, getattr(RunConfig(), name)))
+    if only is None:
+        flags += [setting(name, known, None) for name, known in HYPER.items()]
+        help = "any setting, or any hyper-parameter of the method; may be repeated"
+        flags.append(
+            option("--set", "assignments", group=configs.METHOD, multiple=True, metavar="NAME=VALUE", help=help)
+        )
+    return together(*flags)
+
+
+def together(*flags: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Several options as one decorator, in their order."""
+
+    def decorate(function: Any) -> Any:
+        for flag in reversed(flags):
+            function = flag(function)
+        return function
 
     return decorate
 
 
-def output(function: Any) -> Any:
-    """Where results go and how much is said."""
-    for names, keywords in reversed(
-        [
-            (("--out",), {"type": click.Path(path_type=Path), "metavar": "DIR", "help": "the folder for the results"}),
-            (("--overwrite",), {"is_flag": True, "help": "start anew, and replace what that folder holds"}),
-            (("--quiet", "-q"), {"is_flag": True, "help": "no progress and no table"}),
-            (("--json", "as_json"), {"is_flag": True, "help": "print the result as JSON, for scripts"}),
-        ]
-    ):
-        function = click.option(*names, cls=Grouped, group=OUTPUT, **keywords)(function)
-    return function
+output = together(
+    option("--out", type=click.Path(path_type=Path), metavar="DIR", help="the folder for the results"),
+    option("--overwrite", is_flag=True, help="start again, and replace what that folder holds"),
+    quiet_option,
+    json_option,
+)
+"""Where results go and how much is printed."""
 
-
-def trackers(function: Any) -> Any:
-    """Who else watches the rounds."""
-    flags: list[tuple[str, dict[str, Any]]] = [
-        (
-            "--tensorboard",
-            {
-                "is_flag": False,
-                "flag_value": "",
-                "metavar": "[DIR]",
-                "help": "event files in DIR, or in the run's folder (pip install 'fedlesam[tensorboard]')",
-            },
-        ),
-        ("--mlflow", {"metavar": "URI", "help": "to an MLflow server (pip install 'fedlesam[mlflow]')"}),
-        (
-            "--wandb",
-            {
-                "is_flag": True,
-                "help": "to Weights & Biases; WANDB_MODE=offline needs no account (pip install 'fedlesam[wandb]')",
-            },
-        ),
-    ]
-    for name, keywords in reversed(flags):
-        function = click.option(name, cls=Grouped, group=LIVE, **keywords)(function)
-    return function
+trackers = together(
+    option(
+        "--tensorboard",
+        group=LIVE,
+        is_flag=False,
+        flag_value="",
+        metavar="[DIR]",
+        help="event files in DIR, or in the run's folder (pip install 'fedlesam[tensorboard]')",
+    ),
+    option("--mlflow", group=LIVE, metavar="URI", help="to an MLflow server (pip install 'fedlesam[mlflow]')"),
+    option(
+        "--wandb",
+        group=LIVE,
+        is_flag=True,
+        help="to Weights & Biases; WANDB_MODE=offline needs no account (pip install 'fedlesam[wandb]')",
+    ),
+)
+"""Which trackers see the rounds."""
 
 
 def build_config(config_file: Path | None, assignments: Iterable[str], flags: dict[str, Value | None]) -> RunConfig:

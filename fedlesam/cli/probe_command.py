@@ -1,19 +1,16 @@
 """fedlesam probe"""
 
-import contextlib
 import json
 import os
-import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from fedlesam.cli.options import OUTPUT, Grouped, GroupedCommand
+from fedlesam.cli.options import PROBE, GroupedCommand, folder, json_option, option, quiet_option
 
 if TYPE_CHECKING:
-    from fedlesam.runs.measure import Measured, Progress
+    from fedlesam.runs.measure import Measured
 
 WHAT = "What to measure"
 HIDDEN = ("run", "missing")
@@ -33,37 +30,20 @@ SIDE_BY_SIDE = 4
     ),
 )
 @click.argument("runs", nargs=-1, required=True, metavar="RUN...")
-@click.option(
+@option(
     "--probe",
     "probes",
-    cls=Grouped,
     group=WHAT,
     multiple=True,
-    metavar="NAME[:KEY=VALUE,...]",
+    metavar=PROBE,
     help="sharpness, hessian, surface, drift or estimate; may be repeated  [sharpness]",
 )
-@click.option(
-    "--data-dir", cls=Grouped, group=WHAT, metavar="DIR", help="where the data set's files are, if not where they were"
-)
-@click.option("--device", cls=Grouped, group=WHAT, metavar="NAME", help="cpu, cuda or cuda:i, if not the run's")
-@click.option(
-    "--figures",
-    cls=Grouped,
-    group=OUTPUT,
-    type=click.Path(path_type=Path, file_okay=False),
-    metavar="DIR",
-    help="where the surfaces' pictures go  [beside the runs]",
-)
-@click.option(
-    "--tables",
-    cls=Grouped,
-    group=OUTPUT,
-    type=click.Path(path_type=Path, file_okay=False),
-    metavar="DIR",
-    help="also every table as CSV, Markdown and LaTeX, a row a run",
-)
-@click.option("--quiet", "-q", cls=Grouped, group=OUTPUT, is_flag=True, help="no progress and no table")
-@click.option("--json", "as_json", cls=Grouped, group=OUTPUT, is_flag=True, help="print the numbers, for scripts")
+@option("--data-dir", group=WHAT, metavar="DIR", help="where the data set's files are, if not where they were")
+@option("--device", group=WHAT, metavar="NAME", help="cpu, cuda or cuda:i, if not the run's")
+@folder("--figures", "where the surfaces' pictures go  [beside the runs]")
+@folder("--tables", "also every table as CSV, Markdown and LaTeX, a row a run")
+@quiet_option
+@json_option
 def command(
     runs: tuple[str, ...],
     probes: tuple[str, ...],
@@ -95,13 +75,20 @@ def command(
     remember, which a finished run has no more: measure them while training, with `fedlesam run --probe drift:every=10`.
     Centralised training (split pooled) named beside federated runs is measured on their clients.
     """
+    from fedlesam.cli.show import bars
     from fedlesam.report import measured
     from fedlesam.report.write import write_tables
     from fedlesam.runs.measure import measure
 
     paths = [Path(run) for run in runs]
-    with _progress(quiet or as_json, len(set(paths)) * max(1, len(probes))) as begin:
-        found = measure(paths, probes or ("sharpness",), data_dir=data_dir, device=device, progress=begin)
+    with bars(quiet or as_json) as begin:
+        found = measure(
+            paths,
+            probes or ("sharpness",),
+            data_dir=data_dir,
+            device=device,
+            progress=lambda path, probe: begin(f"{path.name} {probe}"),
+        )
     pictures = measured.draw(found, figures or Path(os.path.commonpath([path.resolve() for path in paths])))
     if tables is not None:
         write_tables([table for table, _ in measured.tables(found)], tables)
@@ -157,37 +144,3 @@ def _show(found: "list[Measured]") -> None:
     for one in found:
         if one.file is not None:
             click.echo(f"surface: {one.file}")
-
-
-@contextlib.contextmanager
-def _progress(quiet: bool, parts: int) -> "Iterator[Progress]":
-    """A bar for what is being measured, on a terminal; a line every ten seconds elsewhere."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
-
-    from fedlesam.cli.show import SECONDS_BETWEEN_LINES
-
-    console, said, count = Console(stderr=True), [time.monotonic()], [0]
-    if quiet or not console.is_terminal:
-
-        def begin_line(path: Path, probe: str) -> Callable[[int, int], None]:
-            count[0] += 1
-            number = count[0]
-
-            def tick(done: int, of: int) -> None:
-                if not quiet and time.monotonic() - said[0] > SECONDS_BETWEEN_LINES:
-                    said[0] = time.monotonic()
-                    click.echo(f"{number}/{parts}  {path.name} {probe}  {done}/{of}", err=True)
-
-            return tick
-
-        yield begin_line
-        return
-    bars = (SpinnerColumn(), TextColumn("{task.description:<28}"), BarColumn(), MofNCompleteColumn())
-    with Progress(*bars, TimeRemainingColumn(compact=True), console=console) as progress:
-
-        def begin_bar(path: Path, probe: str) -> Callable[[int, int], None]:
-            bar = progress.add_task(f"{path.name} {probe}", total=None)
-            return lambda done, of: progress.update(bar, completed=done, total=of)
-
-        yield begin_bar

@@ -1,13 +1,11 @@
 """fedlesam report"""
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import click
 
-from fedlesam.cli.options import OUTPUT, Grouped, GroupedCommand
+from fedlesam.cli.options import GroupedCommand, file, folder, json_option, option, quiet_option
 
 
 class Accuracy(click.ParamType[float]):
@@ -38,45 +36,20 @@ class Accuracy(click.ParamType[float]):
     ),
 )
 @click.argument("folders", nargs=-1, required=True, metavar="RUN...", type=click.Path(path_type=Path))
-@click.option(
+@option(
     "--target",
     "targets",
-    cls=Grouped,
     group="Tables",
     type=Accuracy(),
     multiple=True,
     metavar="ACC",
     help="cost to this accuracy, 0.8 or 80%; may be repeated  [what FedAvg reaches, and 9/10 of it]",
 )
-@click.option(
-    "--out",
-    cls=Grouped,
-    group=OUTPUT,
-    type=click.Path(path_type=Path, dir_okay=False),
-    default=Path("report.html"),
-    metavar="FILE",
-    help="the page  [report.html]",
-)
-@click.option(
-    "--figures",
-    cls=Grouped,
-    group=OUTPUT,
-    type=click.Path(path_type=Path, file_okay=False),
-    metavar="DIR",
-    help="also every chart as PNG and PDF, in paper style",
-)
-@click.option(
-    "--tables",
-    cls=Grouped,
-    group=OUTPUT,
-    type=click.Path(path_type=Path, file_okay=False),
-    metavar="DIR",
-    help="also every table as CSV, Markdown and LaTeX",
-)
-@click.option("--quiet", "-q", is_flag=True, cls=Grouped, group=OUTPUT, help="print nothing but errors")
-@click.option(
-    "--json", "as_json", is_flag=True, cls=Grouped, group=OUTPUT, help="print the result as JSON, for scripts"
-)
+@file("--out", "the page  [report.html]", default=Path("report.html"))
+@folder("--figures", "also every chart as PNG and PDF, in paper style")
+@folder("--tables", "also every table as CSV, Markdown and LaTeX")
+@quiet_option
+@json_option
 def command(
     folders: tuple[Path, ...],
     targets: tuple[float, ...],
@@ -92,11 +65,13 @@ def command(
     their seed are drawn as one method with its spread. Runs of different data sets or models are refused, and runs
     evaluated on test data beside runs evaluated on held-out samples; other differences are noted on the page.
     """
+    from fedlesam.cli.show import bars
     from fedlesam.report.write import write_report
     from fedlesam.runs.read import find_runs
 
     runs = find_runs(folders)
-    with drawing(quiet or as_json) as done:
+    with bars(quiet or as_json) as begin:
+        done = begin("figures") if figures is not None else lambda done, of: None
         found = write_report(runs, out, figures=figures, tables=tables, targets=sorted(targets), done=done)
     if as_json:
         wrote = {"report": str(out), "figures": figures and str(figures), "tables": tables and str(tables)}
@@ -108,18 +83,3 @@ def command(
         for name, path in (("figures", figures), ("tables", tables), ("report", out)):
             if path is not None:
                 click.echo(f"{name}: {path}")
-
-
-@contextmanager
-def drawing(quiet: bool) -> Iterator[Callable[[int, int], None]]:
-    """A bar while figures are drawn, on a terminal."""
-    from rich.console import Console
-    from rich.progress import Progress
-
-    console = Console(stderr=True)
-    if quiet or not console.is_terminal:
-        yield lambda _, __: None
-        return
-    with Progress(console=console, transient=True) as progress:
-        bar = progress.add_task("figures", total=None, visible=False)
-        yield lambda done, of: progress.update(bar, completed=done, total=of, visible=True)

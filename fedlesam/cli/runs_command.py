@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from fedlesam.cli.options import GroupedCommand
+from fedlesam.cli.options import GroupedCommand, json_option
 
 
 @click.command(
@@ -16,7 +16,7 @@ from fedlesam.cli.options import GroupedCommand
     examples=("fedlesam runs", "fedlesam runs runs/rho --json"),
 )
 @click.argument("folder", type=click.Path(path_type=Path), default="runs", metavar="[DIR]")
-@click.option("--json", "as_json", is_flag=True, help="print the table as JSON, for scripts")
+@json_option
 def command(folder: Path, as_json: bool) -> None:
     """All runs in a folder [runs] and the folders in it: what state they are in, how far they are, what they reached.
 

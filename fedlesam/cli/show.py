@@ -4,7 +4,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.console import Console
@@ -13,6 +13,7 @@ from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
+    ProgressColumn,
     SpinnerColumn,
     TaskID,
     TextColumn,
@@ -20,8 +21,10 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from fedlesam.federation import Record
 from fedlesam.runs.evaluated import TEST, accuracy_of
+
+if TYPE_CHECKING:
+    from fedlesam.federation import Record
 
 SECONDS_BETWEEN_LINES = 10.0
 WIDTH_IN_A_PIPE = 110
@@ -73,12 +76,12 @@ class Display:
             yield
         self.progress = None
 
-    def watch(self, name: str, rounds: int, on: str = TEST) -> Callable[[Record], None]:
+    def watch(self, name: str, rounds: int, on: str = TEST) -> "Callable[[Record], None]":
         """The observer of one run, evaluated on test or held-out samples."""
         bar = self.progress.add_task(name, total=rounds, unit="rounds", state="") if self.progress is not None else None
         said = [time.monotonic()]
 
-        def see(record: Record) -> None:
+        def see(record: "Record") -> None:
             state = describe(record, on)
             if self.progress is not None and bar is not None:
                 fields = {"state": state} if record.test_accuracy is not None else {}
@@ -122,7 +125,38 @@ class LogHandler(logging.Handler):
             self.display.say(record.getMessage())
 
 
-def describe(record: Record, on: str = TEST) -> str:
+@contextlib.contextmanager
+def bars(quiet: bool, *columns: ProgressColumn) -> Iterator[Callable[[str], Callable[[int, int | None], None]]]:
+    """A bar per named task on a terminal; elsewhere a line every ten seconds; nothing if quiet.
+
+    Args:
+        quiet: Whether to print nothing.
+        columns: What stands behind the bar  [how many of how many].
+    """
+    console, printed = Console(stderr=True), [time.monotonic()]
+
+    def begin_lines(name: str) -> Callable[[int, int | None], None]:
+        def tick(done: int, of: int | None) -> None:
+            if not quiet and time.monotonic() - printed[0] > SECONDS_BETWEEN_LINES:
+                printed[0] = time.monotonic()
+                click.echo(f"{name}  {done}/{'?' if of is None else of}", err=True)
+
+        return tick
+
+    if quiet or not console.is_terminal:
+        yield begin_lines
+        return
+    layout = (SpinnerColumn(), TextColumn("{task.description:<28}"), BarColumn(), *(columns or (MofNCompleteColumn(),)))
+    with Progress(*layout, TimeRemainingColumn(compact=True), console=console) as progress:
+
+        def begin_bar(name: str) -> Callable[[int, int | None], None]:
+            bar = progress.add_task(name, total=None)
+            return lambda done, of: progress.update(bar, completed=done, total=of)
+
+        yield begin_bar
+
+
+def describe(record: "Record", on: str = TEST) -> str:
     tested = f"{on} accuracy {100 * record.test_accuracy:.1f} %  " if record.test_accuracy is not None else ""
     missing = f"  {len(record.dropped)} dropped" if record.dropped else ""
     return f"{tested}train loss {record.train_loss:.3f}{missing}"

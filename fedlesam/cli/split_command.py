@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from fedlesam.cli.options import OUTPUT, Grouped, GroupedCommand, build_config, settings
+from fedlesam.cli.options import GroupedCommand, build_config, file, json_option, settings
 from fedlesam.core.names import file_name
 from fedlesam.runs import config as configs
 
@@ -22,23 +22,9 @@ from fedlesam.runs import config as configs
     ),
 )
 @settings(only=["data", "data_dir", "split", "clients", "seed"])
-@click.option(
-    "--save",
-    cls=Grouped,
-    group=OUTPUT,
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="where to keep it for --split file:FILE  [splits/NAME.safetensors]",
-)
-@click.option(
-    "--picture",
-    cls=Grouped,
-    group=OUTPUT,
-    type=click.Path(path_type=Path),
-    metavar="PNG",
-    help="where to draw samples per class and client, as in the paper's figure 5  [splits/NAME.png]",
-)
-@click.option("--json", "as_json", cls=Grouped, group=OUTPUT, is_flag=True, help="print the summary as JSON")
+@file("--save", "where to keep it for --split file:FILE  [splits/NAME.safetensors]")
+@file("--picture", "where to draw samples per class and client, as in the paper's figure 5  [splits/NAME.png]", "PNG")
+@json_option
 def command(config_file: Path | None, save: Path | None, picture: Path | None, as_json: bool, **flags: Any) -> None:
     """Divide a data set over clients: print what came out, draw it, save it."""
     config = build_config(config_file, [], flags)

@@ -2,19 +2,18 @@
 
 import copy
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedlesam.core.buffers import Buffers
+from fedlesam.core.choices import Precision as Precision
 from fedlesam.core.module_check import check_module, one_tensor
 from fedlesam.core.slots import TensorSpec
 
 Loss = Callable[[Tensor, Tensor], Tensor]
-Precision = Literal["fp32", "bf16"]
-"""bf16: the forward pass under autocast; weights, gradients and sums stay as they are."""
 
 MANY_WEIGHTS = 8_000_000
 """Of convolutions: with more, on a CPU, turning their gradients back costs more than channels-last gains.

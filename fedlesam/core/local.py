@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -11,10 +10,10 @@ import torch.nn.functional as F
 from fedlesam.core import seeds
 from fedlesam.core.batches import Augment
 from fedlesam.core.checks import check_count, check_params, param
+from fedlesam.core.choices import ClipScope
 from fedlesam.core.flat_model import Loss
 from fedlesam.core.slots import Algorithm
 
-ClipScope = Literal["loss", "corrected"]
 Epochs = int | range | Callable[[int, int], int]
 
 

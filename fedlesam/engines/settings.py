@@ -3,18 +3,12 @@
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import torch
 
 from fedlesam.core.checks import check_params, param
-from fedlesam.core.flat_model import Precision
+from fedlesam.core.choices import Engine, OnError, Precision, StoreKind
 from fedlesam.engines.watch import LOST_AFTER, check_lost_after
-
-Engine = Literal["plain", "stacked"]
-StoreKind = Literal["shared", "pinned"]
-OnError = Literal["drop", "stop"]
-Weighting = Literal["clients", "examples"]
 
 MOST_THREADS = 1024
 """Beyond it the threads' own memory ends the process."""

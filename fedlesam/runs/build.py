@@ -6,7 +6,6 @@ from pathlib import Path
 import torch
 
 from fedlesam import algorithms
-from fedlesam.core.checks import check_count
 from fedlesam.core.local import LocalTraining
 from fedlesam.data import catalogue, dataset
 from fedlesam.data.dataset import DataSet
@@ -15,7 +14,8 @@ from fedlesam.engines.settings import Execution, FailurePolicy, find_device
 from fedlesam.engines.world import World
 from fedlesam.federation import Federation
 from fedlesam.models.catalogue import make_model
-from fedlesam.runs.config import RunConfig, seconds_of
+from fedlesam.runs import config as configs
+from fedlesam.runs.config import RunConfig
 
 
 @dataclass(frozen=True)
@@ -38,12 +38,7 @@ def build(
     `folder` is for the clients' memory beyond the budget; without one all of it stays in RAM.
     """
     device = find_device(config.device)
-    check_count("run", "rounds", config.rounds)
-    check_count("run", "seed", config.seed, at_least=0)
-    check_count("run", "keep", config.keep)
-    every = config.checkpoint_every
-    if not (0 < every < 2**63 if isinstance(every, int) else seconds_of(every)):
-        raise ValueError(f"run: checkpoint_every must be at least a round or some time, got {every}")
+    configs.check(config)
     algorithm = algorithms.get(config.algorithm, **config.hyper)
     local = LocalTraining(
         lr=config.lr,
@@ -52,7 +47,7 @@ def build(
         batch_size=50 if config.batch_size is None else config.batch_size,
         weight_decay=config.weight_decay,
         clip=config.clip or None,
-        clip_scope=config.clip_scope,  # type: ignore[arg-type]
+        clip_scope=config.clip_scope,
         momentum=config.momentum,
     )
     local.check_decay(algorithm, config.rounds)
@@ -69,21 +64,21 @@ def build(
         active=config.active,
         test=data.test_shard() if split.test is None else data.shard(torch.from_numpy(split.test)),
         seed=config.seed,
-        weighting=config.weighting,  # type: ignore[arg-type]
+        weighting=config.weighting,
         evaluate_every=config.evaluate_every,
         per_client=config.per_client,
         failures=FailurePolicy(
-            on_error=config.on_client_error,  # type: ignore[arg-type]
+            on_error=config.on_client_error,
             dropout=config.dropout,
             max_update_norm=config.max_update_norm or None,
         ),
         execution=Execution(
             workers=config.workers,
             threads=config.threads,
-            engine=config.engine,  # type: ignore[arg-type]
-            precision=config.precision,  # type: ignore[arg-type]
+            engine=config.engine,
+            precision=config.precision,
             compile=config.compile,
-            store=config.store,  # type: ignore[arg-type]
+            store=config.store,
             memory=config.memory if folder is not None else None,
             folder=folder,
             lost_after=config.lost_after,

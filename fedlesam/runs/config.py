@@ -12,8 +12,10 @@ import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
+from fedlesam.core.checks import Range, check_params
+from fedlesam.core.choices import ClipScope, Engine, OnError, Precision, StoreKind, Weighting
 from fedlesam.core.names import one_line, unknown
 from fedlesam.data.catalogue import is_domains
 
@@ -101,10 +103,22 @@ class Option:
     kind: Callable[[str], Value]
     help: str
     metavar: str = ""
+    choices: tuple[str, ...] = ()
+    """Those of the field's type, if it is a Literal."""
 
 
-def option(default: Value | None, group: str, kind: Callable[[str], Value], help: str, metavar: str = "") -> Any:
-    return field(default=default, metadata={"option": Option(group, kind, help, metavar)})
+def option(
+    default: Value | None,
+    group: str,
+    kind: Callable[[str], Value],
+    help: str,
+    metavar: str = "",
+    at_least: int | None = None,
+) -> Any:
+    """A field of RunConfig with what flags, files and help need of it."""
+    known = {"option": Option(group, kind, help, metavar)}
+    bounds = {} if at_least is None else {"range": Range(at_least=at_least, whole=True)}
+    return field(default=default, metadata={**known, **bounds})
 
 
 WHAT, LOCAL, METHOD, RUN = "What to train", "Local training", "The method's hyper-parameters", "The run"
@@ -135,7 +149,7 @@ class RunConfig:
     split: str = option("dirichlet:0.1", WHAT, text, "how samples are divided, see `fedlesam list splits`")
     clients: int | None = option(None, WHAT, whole, "number of clients (default: 40 on digits, else 100)", "N")
     active: int | float = option(0.1, WHAT, active_clients, "clients per round: 10 is a count, 0.1 or 10% a share", "K")
-    rounds: int = option(100, WHAT, whole, "communication rounds", "T")
+    rounds: int = option(100, WHAT, whole, "communication rounds", "T", at_least=1)
     lr: float = option(0.1, LOCAL, number, "local learning rate")
     lr_decay: float | None = option(None, LOCAL, number, "its factor per round (default: the method's own)")
     epochs: int | str | None = option(
@@ -146,23 +160,23 @@ class RunConfig:
     )
     weight_decay: float = option(1e-3, LOCAL, number, "pull of the weights to zero")
     clip: float = option(10.0, LOCAL, number, "largest gradient norm; 0 never clips")
-    clip_scope: str = option(
+    clip_scope: ClipScope = option(
         "loss", LOCAL, text, "what is clipped: loss (the gradient) or corrected (with the correction)"
     )
     momentum: float = option(0.0, LOCAL, number, "heavy-ball momentum inside a round")
     augment: bool = option(True, LOCAL, switch, "the data set's augmentation, where it has one")
     hyper: Mapping[str, Value] = field(default_factory=dict)
-    weighting: str = option("clients", RUN, text, "average over clients, or by their examples")
+    weighting: Weighting = option("clients", RUN, text, "average over clients, or by their examples")
     evaluate_every: int = option(1, RUN, whole, "rounds between two evaluations; the last round is always evaluated")
     per_client: bool = option(False, RUN, switch, "also the accuracy on every client's own mixture of classes")
     dropout: float = option(0.0, RUN, number, "probability that an active client never answers", "P")
     max_update_norm: float = option(0.0, RUN, number, "drop updates with a larger norm; 0 never does", "NORM")
-    on_client_error: str = option(
+    on_client_error: OnError = option(
         "drop", RUN, text, "a client that raises or whose numbers explode: drop it from the round, or stop"
     )
-    seed: int = option(0, RUN, whole, "the same seed and threads give the same bits")
-    precision: str = option("fp32", RUN, text, "fp32, or bf16 for forward passes under autocast")
-    engine: str = option(
+    seed: int = option(0, RUN, whole, "the same seed and threads give the same bits", at_least=0)
+    precision: Precision = option("fp32", RUN, text, "fp32, or bf16 for forward passes under autocast")
+    engine: Engine = option(
         "plain", RUN, text, "plain, or stacked: clients of a small model as one computation, one worker"
     )
     compile: bool = option(False, RUN, switch, "put the model through torch.compile")
@@ -171,7 +185,7 @@ class RunConfig:
     )
     workers: int = option(1, MACHINE, whole, "processes that train clients side by side; the results do not change")
     memory: int = option(4 * 10**9, MACHINE, byte_size, "clients' memory kept in RAM, the rest in files", "SIZE")
-    store: str = option(
+    store: StoreKind = option(
         "shared", MACHINE, text, "memory with several workers: shared (in files) or pinned (to a worker)"
     )
     probe: str | None = option(
@@ -180,7 +194,7 @@ class RunConfig:
     checkpoint_every: int | str = option(
         "300s", MACHINE, interval, "rounds (10) or time (300s, 5min) between checkpoints", "EVERY"
     )
-    keep: int = option(2, MACHINE, whole, "checkpoints kept; an older one stands in for a damaged one", "N")
+    keep: int = option(2, MACHINE, whole, "checkpoints kept; an older one replaces a damaged one", "N", at_least=1)
     lost_after: float = option(
         60.0, MACHINE, number, "end a run when a process of it is stopped or not heard for so long; 0: never", "SECONDS"
     )
@@ -188,7 +202,9 @@ class RunConfig:
 
 
 OPTIONS: dict[str, Option] = {
-    f.name: f.metadata["option"] for f in dataclasses.fields(RunConfig) if "option" in f.metadata
+    f.name: dataclasses.replace(f.metadata["option"], choices=get_args(f.type) if get_origin(f.type) is Literal else ())
+    for f in dataclasses.fields(RunConfig)
+    if "option" in f.metadata
 }
 
 PROTOCOL: dict[str, dict[str, Value]] = {
@@ -217,9 +233,23 @@ def parse(name: str, value: str, where: str) -> Value:
     if known is None:
         return _guess(value)
     try:
-        return known.kind(value)
+        found = known.kind(value)
     except (ValueError, OverflowError):
         raise ValueError(f"{where}: expected {KINDS[known.kind][0]}, got {value!r}") from None
+    if known.choices and found not in known.choices:
+        raise ValueError(f"{where}: expected one of {', '.join(map(repr, known.choices))}, got {value!r}")
+    return found
+
+
+def check(config: RunConfig) -> None:
+    """A ValueError unless every setting is one of its choices and in its range.
+
+    What the library's own objects check (LocalTraining, Federation, splits) is not checked here.
+    """
+    check_params(config)
+    every = config.checkpoint_every
+    if not (0 < every < 2**63 if isinstance(every, int) else seconds_of(every)):
+        raise ValueError(f"RunConfig: checkpoint_every must be at least a round or some time, got {every}")
 
 
 def _guess(value: str) -> Value:
@@ -234,9 +264,9 @@ def _guess(value: str) -> Value:
 def update(config: RunConfig, values: Mapping[str, Value | None]) -> RunConfig:
     """`config` with the values that are not None; names that are no field are hyper-parameters of the method."""
     given = {name: value for name, value in values.items() if value is not None}
-    fields = {name: value for name, value in given.items() if name in OPTIONS}
+    fields: dict[str, Any] = {name: value for name, value in given.items() if name in OPTIONS}
     hyper = {**config.hyper, **{name: value for name, value in given.items() if name not in OPTIONS}}
-    return dataclasses.replace(config, **fields, hyper=hyper)  # type: ignore[arg-type]
+    return dataclasses.replace(config, **fields, hyper=hyper)
 
 
 def read(path: Path) -> dict[str, Value]:
@@ -293,10 +323,10 @@ def _line(source: str, key: str) -> str:
 def settle_data(config: RunConfig) -> RunConfig:
     """What follows from the data set and the split, where it was not said."""
     name = "domains" if is_domains(config.data) else config.data
-    settled = dict(PROTOCOL.get(name, PROTOCOL["cifar10"]))
+    settled: dict[str, Any] = dict(PROTOCOL.get(name, PROTOCOL["cifar10"]))
     if config.split.partition(":")[0] in OWN_CLIENTS:
         settled.pop("clients", None)
-    return dataclasses.replace(config, **{k: v for k, v in settled.items() if getattr(config, k) is None})  # type: ignore[arg-type]
+    return dataclasses.replace(config, **{k: v for k, v in settled.items() if getattr(config, k) is None})
 
 
 def resolve(config: RunConfig) -> RunConfig:
@@ -320,6 +350,11 @@ def resolve(config: RunConfig) -> RunConfig:
 def as_table(config: RunConfig) -> dict[str, Any]:
     table = {name: value for name, value in dataclasses.asdict(config).items() if value is not None}
     return {**{name: value for name, value in table.items() if name != "hyper"}, "hyper": dict(table["hyper"])}
+
+
+def from_table(table: Mapping[str, Any]) -> RunConfig:
+    """The config of which `as_table` made the table."""
+    return update(RunConfig(), {**{name: value for name, value in table.items() if name != "hyper"}, **table["hyper"]})
 
 
 def write(config: RunConfig) -> str:

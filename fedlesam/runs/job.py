@@ -16,7 +16,6 @@ from fedlesam.engines.signals import Interrupted
 from fedlesam.federation import Record
 from fedlesam.runs import config as configs
 from fedlesam.runs.build import load_data
-from fedlesam.runs.config import RunConfig
 
 
 class Output:
@@ -50,8 +49,7 @@ def work(tasks: "queue.SimpleQueue[dict[str, Any] | None]", output: Output) -> N
 
     held: tuple[tuple[object, ...], DataSet] | None = None
     while (task := tasks.get()) is not None:
-        hyper = task["config"].pop("hyper")
-        config = configs.update(RunConfig(), {**task["config"], **hyper})
+        config = configs.from_table(task["config"])
 
         def watch(record: Record) -> None:
             output.send(round=record.round + 1, accuracy=record.test_accuracy)

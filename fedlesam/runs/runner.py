@@ -255,15 +255,13 @@ def run_worker(world: World) -> None:
     What goes wrong here the leader hears and says.
     """
     try:
-        about = world.broadcast()[0]
-        if about["do"] == "stop":
+        message = world.broadcast()[0]
+        if message["do"] == "stop":
             return
-        settings = about["config"]
-        hyper = settings.pop("hyper")
-        config = configs.update(RunConfig(), {**settings, **hyper})
+        config = configs.from_table(message["config"])
         federation, wrong = None, None
         try:
-            federation = build(config, folder=RunFolder(Path(about["folder"])).memory, world=world).federation
+            federation = build(config, folder=RunFolder(Path(message["folder"])).memory, world=world).federation
         except Exception as error:
             wrong = f"{platform.node()}, process {world.rank}: {error}"
         if world.broadcast()[0]["do"] == "stop":
