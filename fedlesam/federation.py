@@ -32,8 +32,9 @@ from fedlesam.core.record import Record as Record
 from fedlesam.core.saving import separate
 from fedlesam.core.server import ServerState, server_step
 from fedlesam.core.sound import check_outputs, check_samples
+from fedlesam.engines.base import Engine, Saved
 from fedlesam.engines.distributed import DistributedEngine, worker_loop
-from fedlesam.engines.serial import Saved, SerialEngine
+from fedlesam.engines.serial import SerialEngine
 from fedlesam.engines.settings import Execution, FailurePolicy, find_device
 from fedlesam.engines.signals import Interrupted, StopFlag
 from fedlesam.engines.stacked import CHANGES, NotStackable, StackedEngine, check_stackable
@@ -145,11 +146,11 @@ class Federation:
             by_examples=weighting == "examples",
             test=Batches(test, self._flat.device) if test is not None else None,
             store=self.memories,
-            halt=StopFlag(),
+            stop_flag=StopFlag(),
             drop=self.failures.drops,
             max_norm=self.failures.max_update_norm,
         )
-        self._engine: SerialEngine | DistributedEngine | None = self._local_engine if self.workers == 1 else None
+        self._engine: Engine | None = self._local_engine if self.workers == 1 else None
 
     def __repr__(self) -> str:
         last = next((r for r in reversed(self.history) if r.test_accuracy is not None), None)
@@ -241,7 +242,7 @@ class Federation:
             self.state = state
             self.history.append(record)
         except Interrupted:
-            self._local_engine.halt.clear()
+            self._local_engine.stop_flag.clear()
             raise
         except (KeyboardInterrupt, WorkerLost):
             self._abandon()
@@ -257,11 +258,11 @@ class Federation:
 
     def halt(self, signum: int = signal.SIGINT) -> None:
         """Drop the round under way at its next step, from another thread: `round` raises Interrupted."""
-        self._local_engine.halt.request(signum)
+        self._local_engine.stop_flag.request(signum)
 
     def stop_if_asked(self) -> None:
         """Raise Interrupted for a wish to stop that came too late for the last round."""
-        self._local_engine.halt.check()
+        self._local_engine.stop_flag.check()
 
     def save_memories(self, folder: Path, known: Collection[str] = ()) -> Saved:
         """Put what clients remember into a folder, lastingly; files that are `known` to be there stay as they are."""
@@ -276,8 +277,8 @@ class Federation:
     def restore(self, state: ServerState, folder: Path, saved: Saved) -> None:
         """Go on from a state and the memories saved with it; refuses files that are not what was saved."""
         if self._engine is None:
-            self.memories.forget()
-        self._start().adopt(folder, saved.rounds, saved.digests)
+            self.memories.clear()
+        self._start().load_states(folder, saved)
         self.state = state
 
     def worker_loop(self) -> None:
@@ -310,7 +311,7 @@ class Federation:
             raise ValueError(f"{folder}: holds the memory of another run; choose another folder or empty it")
         return Store(folder, memory)
 
-    def _start(self) -> SerialEngine | DistributedEngine:
+    def _start(self) -> Engine:
         if self._engine is None:
             if self._pinned and len(self.memories):
                 raise ValueError("the workers that held the clients' memories are gone: start the run again")

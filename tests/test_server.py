@@ -109,7 +109,7 @@ def test_what_does_not_fit_is_refused(bad: float, why: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("slot", "why"), [("perturbation", "perturbation.mu is not finite"), ("correction", "correction.change is not")]
+    ("slot", "why"), [("perturbation", "perturbation/mu is not finite"), ("correction", "correction/change is not")]
 )
 def test_uploads_that_are_not_finite_are_refused(slot: str, why: str) -> None:
     """Before anything of the answer is added, the good update included."""

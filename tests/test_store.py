@@ -22,7 +22,6 @@ from worlds import SCHEDULE, assert_same_bits, federate, federation, play, snaps
 
 from fedlesam import LocalTraining
 from fedlesam.core.messages import Memory
-from fedlesam.engines import store as store_room
 from fedlesam.engines.store import Store
 
 SIZE = 6
@@ -119,7 +118,7 @@ def test_files_are_written_once_and_collected_when_nobody_names_them(tmp_path: P
     assert not [name for name in files(tmp_path) if name.startswith("round000000")]
     assert [store[c].correction["c"][0].item() for c in range(3)] == [6, 5, 7]
     assert [store[c].perturbation["last"][0].item() for c in range(3)] == [1002, 1001, 1003]
-    assert set(store.keepers) == {1, 2, 3}, "no trace of rounds that nobody keeps"
+    assert set(store._clients) == {1, 2, 3}, "no trace of rounds that nobody keeps"
 
 
 def test_the_second_client_does_not_write_the_model_again(tmp_path: Path) -> None:
@@ -139,7 +138,7 @@ def test_the_longest_inactive_goes_to_files_first(tmp_path: Path) -> None:
     assert files(tmp_path) == set()
     keep(store, 2, {0: 3})
     keep(store, 3, {2: 4})
-    assert list(store.resident) == [0, 2], "client 1 was inactive the longest"
+    assert list(store._resident) == [0, 2], "client 1 was inactive the longest"
     assert files(tmp_path) == {"round000001-anchor.safetensors", "round000001-client000001.safetensors"}
     assert store[1].correction["c"][0] == 2
     assert store[1].perturbation["last"][0] == 1001
@@ -211,7 +210,7 @@ def test_vectors_a_rule_keeps_twice(tmp_path: Path) -> None:
     store, twice, rows = Store(tmp_path, 0), vector(1), torch.arange(12.0).view(2, 6)
     memory = Memory({"a": twice, "b": twice}, {"row": rows[1], "column": rows[:, 0]})
     store.commit(0, vector(0), {0: store.prepare(0, 0, memory, vector(0))})
-    assert_same_bits(store_room.tensors(memory), store_room.tensors(store[0]))
+    assert_same_bits(memory.flatten(), store[0].flatten())
 
 
 def test_a_folder_of_another_run_is_refused(tmp_path: Path) -> None:
@@ -373,15 +372,15 @@ class AgainstADictionary(RuleBasedStateMachine):
 
     @invariant()
     def is_within_its_budget(self) -> None:
-        resident = self.store.resident.values()
-        distinct = {t.data_ptr(): t.nbytes for memory in resident for t in store_room.tensors(memory).values()}
+        resident = self.store._resident.values()
+        distinct = {t.data_ptr(): t.nbytes for memory in resident for t in memory.flatten().values()}
         assert self.store.nbytes == sum(distinct.values())
         if self.store.budget is not None:
             assert self.store.nbytes <= self.store.budget
 
     @invariant()
     def has_no_file_too_many(self) -> None:
-        loose = {f"round{t:06d}-client{c:06d}.safetensors" for t, c in self.store.loose}
+        loose = {f"round{t:06d}-client{c:06d}.safetensors" for t, c in self.store._uncommitted}
         anchor = {f"round{self.round:06d}-anchor.safetensors"}
         assert files(self.folder) <= names_in(self.store) | loose | anchor
 

@@ -9,7 +9,7 @@ model's size, from Record.bytes_down, Record.bytes_up, Record.backward_passes an
 import torch
 
 import fedlesam as fl
-from fedlesam.core.messages import size_in_bytes
+from fedlesam.core.state import size_in_bytes
 
 CLIENTS, EPOCHS = 2, 3
 

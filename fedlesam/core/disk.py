@@ -7,13 +7,9 @@ import os
 import re
 import shutil
 import uuid
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 PART = ".part"
 """How a file ends that is not finished; one that stays behind was cut off and means nothing."""
@@ -91,17 +87,13 @@ def write_text(path: Path, content: str) -> None:
         beside.write_text(content, encoding="utf-8")
 
 
+def write_bytes(path: Path, content: bytes) -> None:
+    with replacing(path) as beside:
+        beside.write_bytes(content)
+
+
 def write_json(path: Path, content: object) -> None:
     write_text(path, json.dumps(content, indent=2, allow_nan=False) + "\n")
-
-
-def write_tensors(
-    path: Path, tensors: "Mapping[str, Tensor]", about: Mapping[str, str] | None = None, *, sync: bool = True
-) -> None:
-    from safetensors.torch import save_file
-
-    with replacing(path, sync) as beside:
-        save_file(dict(tensors), beside, metadata=dict(about or {}))
 
 
 def link(source: Path, path: Path, *, sync: bool = True) -> None:

@@ -1,4 +1,4 @@
-"""What passes between server and clients, and what a client keeps."""
+"""The messages between server and clients, and the state that a client keeps between its rounds."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from fedlesam.core.slots import LocalResult, State
+from fedlesam.core.state import flatten, size_in_bytes, unflatten
 
 
 @dataclass(frozen=True)
@@ -22,28 +23,60 @@ class Broadcast:
 
     @property
     def nbytes(self) -> int:
-        return self.weights.nbytes + size_in_bytes(self.buffers, self.perturbation, self.correction)
+        """The bytes of its tensors."""
+        return size_in_bytes(self.flatten())
+
+    def flatten(self) -> State:
+        """Its tensors as one flat dict."""
+        slots = {"buffers": self.buffers, "perturbation": self.perturbation, "correction": self.correction}
+        return flatten(weights=self.weights, **slots)
+
+    @classmethod
+    def unflatten(cls, round: int, tensors: Mapping[str, Tensor]) -> "Broadcast":
+        """The broadcast of a flat dict.
+
+        Args:
+            round: the round it is sent in.
+            tensors: what `flatten` returned.
+        """
+        slots = dict(tensors)
+        return cls(round, slots.pop("weights"), **unflatten(slots, "buffers", "perturbation", "correction"))
 
 
 @dataclass(frozen=True)
 class Memory:
-    """What a client keeps between its active rounds. Never changed in place; vectors may be shared between clients."""
+    """What a client keeps between its active rounds. Never changed in place; clients may share vectors."""
 
     perturbation: State = field(default_factory=dict)
     correction: State = field(default_factory=dict)
 
+    def flatten(self) -> State:
+        """Its tensors as one flat dict."""
+        return flatten(perturbation=self.perturbation, correction=self.correction)
+
+    @classmethod
+    def unflatten(cls, tensors: Mapping[str, Tensor]) -> "Memory":
+        """The memory of a flat dict.
+
+        Args:
+            tensors: what `flatten` returned.
+        """
+        return cls(**unflatten(tensors, "perturbation", "correction"))
+
     def to(self, device: torch.device) -> "Memory":
-        """Where it is used; what is read from files is not on a GPU yet."""
-        on = (
-            {name: tensor.to(device) for name, tensor in slot.items()} for slot in (self.perturbation, self.correction)
-        )
-        return Memory(*on)
+        """The memory on the device that uses it; what is read from a file is on the CPU.
+
+        Args:
+            device: of the model.
+        """
+        return Memory.unflatten({name: tensor.to(device) for name, tensor in self.flatten().items()})
 
     def __bool__(self) -> bool:
         return bool(self.perturbation or self.correction)
 
     @property
     def nbytes(self) -> int:
+        """The bytes of its tensors."""
         return size_in_bytes(self.perturbation, self.correction)
 
 
@@ -63,21 +96,10 @@ class ClientResult:
 
     @property
     def nbytes(self) -> int:
-        """What is sent; the memory stays."""
-        return self.result.update.nbytes + size_in_bytes(self.buffers, self.perturbation, self.correction)
+        """The bytes that are uploaded; the memory stays with the client."""
+        return size_in_bytes(self.flatten())
 
-
-def unshare(tensors: Mapping[str, Tensor]) -> State:
-    """For a safetensors file, in which no two tensors may share memory."""
-    seen: set[int] = set()
-    own: State = {}
-    for name, tensor in tensors.items():
-        dense = tensor.contiguous()
-        storage = dense.untyped_storage().data_ptr()
-        own[name] = dense.clone() if storage in seen else dense
-        seen.add(storage)
-    return own
-
-
-def size_in_bytes(*states: Mapping[str, Tensor]) -> int:
-    return sum(tensor.nbytes for state in states for tensor in state.values())
+    def flatten(self) -> State:
+        """The tensors that are uploaded, as one flat dict."""
+        slots = {"buffers": self.buffers, "perturbation": self.perturbation, "correction": self.correction}
+        return flatten(update=self.result.update, **slots)

@@ -15,6 +15,7 @@ from fedlesam.core.buffers import same_entries
 from fedlesam.core.checks import NotFinite
 from fedlesam.core.messages import ClientResult
 from fedlesam.core.slots import State
+from fedlesam.core.state import flatten, unflatten
 
 SCALE = 2.0**40
 """Steps per unit: a resolution of 9e-13."""
@@ -102,9 +103,7 @@ class Reduction:
     def add(self, answer: ClientResult) -> None:
         """Refuses an answer that is not finite or has exploded before anything is added."""
         d, weight = answer.result.update, answer.examples if self.by_examples else 1
-        vectors = {"update": d}
-        vectors |= {f"perturbation.{name}": vector for name, vector in answer.perturbation.items()}
-        vectors |= {f"correction.{name}": vector for name, vector in answer.correction.items()}
+        vectors = flatten(update=d, perturbation=answer.perturbation, correction=answer.correction)
         norm = float(torch.linalg.vector_norm(d, dtype=torch.float64))
         wrong = self._refusal(vectors, answer.buffers, norm)
         if wrong:
@@ -149,8 +148,8 @@ class Reduction:
 
     def mean(self, slot: str, dtype: torch.dtype) -> State:
         """The mean uploads of one slot."""
-        chosen = {name.partition(".")[2]: total for name, total in self.sums.items() if name.startswith(f"{slot}.")}
-        return {name: total.mean(self.weight, dtype) for name, total in chosen.items()}
+        sums = {name: total for name, total in self.sums.items() if name.startswith(f"{slot}/")}
+        return {name: total.mean(self.weight, dtype) for name, total in unflatten(sums, slot)[slot].items()}
 
     def mean_update(self, dtype: torch.dtype) -> Tensor:
         return self.sums["update"].mean(self.weight, dtype)

@@ -9,6 +9,7 @@ from torch import Tensor
 from fedlesam.core.messages import Broadcast
 from fedlesam.core.reduction import Reduction
 from fedlesam.core.slots import Algorithm, RoundResult, State
+from fedlesam.core.state import flatten, unflatten
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,18 @@ class ServerState:
         return cls(0, weights, buffers, *slots)
 
     def broadcast(self) -> Broadcast:
+        """What the active clients of the next round are sent."""
         return Broadcast(self.round, self.weights, self.buffers, self.perturbation, self.correction)
+
+    def flatten(self) -> State:
+        """Its tensors as one flat dict."""
+        return self.broadcast().flatten() | flatten(server=self.server)
+
+    @classmethod
+    def unflatten(cls, round: int, tensors: Mapping[str, Tensor]) -> "ServerState":
+        """The state after `round` rounds from what `flatten` returned."""
+        slots = dict(tensors)
+        return cls(round, slots.pop("weights"), **unflatten(slots, "buffers", "perturbation", "correction", "server"))
 
 
 def server_step(algorithm: Algorithm, state: ServerState, reduction: Reduction, clients: int) -> ServerState:

@@ -1,1 +1,1 @@
-"""Who trains the active clients of a round: this process, or several. Jobs in, reduced answers out."""
+"""Engines train the active clients of a round, in this process or in several, and return their reduced results."""

@@ -1,6 +1,11 @@
-"""The active clients side by side in several processes: one broadcast and one sum of the model per round."""
+"""The active clients side by side in several processes: one broadcast and one sum of the model per round.
 
-import builtins
+The worker protocol: rank 0, the leader, broadcasts a message {"command": name, ...} and perhaps tensors; every process,
+the leader included, executes the method of `Worker` with that name. A method that returns a reply is followed by a
+gather of all replies at the leader; if it fails, the reply is its error, and the leader raises the first. Every process
+has a SerialEngine for its share of the clients.
+"""
+
 import contextlib
 import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -11,22 +16,34 @@ from typing import Any
 from torch import Tensor
 
 from fedlesam.core.batches import size_of
-from fedlesam.core.checks import NotFinite
 from fedlesam.core.disk import Damaged, FileDigest, check_digest
 from fedlesam.core.evaluation import BatchScore, Evaluation, combine
 from fedlesam.core.messages import Broadcast, Memory
 from fedlesam.core.reduction import ResultSummary
-from fedlesam.engines.serial import Outcome, Saved, SerialEngine, without_file
+from fedlesam.core.slots import State
+from fedlesam.core.state import flatten, unflatten
+from fedlesam.engines.base import Outcome, Saved
+from fedlesam.engines.errors import Error, describe, first_error
+from fedlesam.engines.serial import SerialEngine
 from fedlesam.engines.signals import Interrupted
 from fedlesam.engines.store import Store, anchor_file, client_file
 from fedlesam.engines.world import WorkerLost, World
 
-Error = Exception | Interrupted
-"""What a process reports and the leader raises."""
+Reply = tuple[dict[str, Any], State]
+"""What a process answers to a command: JSON and tensors."""
+
+WITH_REPLY = ("train", "evaluate", "save", "find_files", "load_states")
+"""The commands that every process answers. An error in another one ends the process, and with it the run."""
 
 
 def assign(sizes: dict[int, int], homes: dict[int, int], workers: int) -> list[list[int]]:
-    """The clients of each worker: the longest job first to the least busy, but those with a home go there."""
+    """The clients of each worker: the longest job first to the least busy worker.
+
+    Args:
+        sizes: client -> the length of its job.
+        homes: client -> the worker that has its state, and therefore trains it.
+        workers: the number of workers.
+    """
     jobs: list[list[int]] = [[] for _ in range(workers)]
     load = [0] * workers
     for client in sorted(sizes, key=lambda c: (c not in homes, -sizes[c], c)):
@@ -37,164 +54,276 @@ def assign(sizes: dict[int, int], homes: dict[int, int], workers: int) -> list[l
 
 
 class DistributedEngine:
-    """The leader's side; `Follower` is the others'. Every process has a SerialEngine for its share of the clients."""
+    """The leader's side. The methods of the protocol are documented in `base.Engine`.
 
-    def __init__(self, here: SerialEngine, world: World, pinned: bool) -> None:
-        self.here, self.world, self.pinned = here, world, pinned
-        self.store = here.store
-        self.homes: dict[int, int] = {}
-        self.jobs: list[list[int]] = []
-        self.remember: list[tuple[int, bool]] = []
-        """Who answered, and whether there is anything to remember."""
-        self.told: tuple[int, Tensor] | None = None
-        """The round and the model that the others have; after a round without answers the model is the same."""
+    Args:
+        local_engine: of this process.
+        world: all processes.
+        pinned: whether a client's state stays with the process that trained it; else all share a folder.
+    """
 
-    def train(self, sent: Broadcast, chosen: Sequence[int]) -> Outcome:
-        self._tell(sent)
-        sizes = {client: self._work(sent.round, client) for client in chosen}
-        self.jobs = assign(sizes, self.homes if self.pinned else {}, self.world.size)
-        self.world.broadcast({"do": "train", "jobs": self.jobs})
-        outcome, error = work(self.here, sent, self.jobs, self.world)
-        reports = self.world.gather(*report(self.here, outcome, described(error, self.here)))
-        joined, problem = self._join(sent, chosen, reports), first_error(reports, error)
-        self.remember = [pair for about, _ in reports for pair in about["remember"]]
-        names = sorted({name for about, _ in reports for name in about["names"]})
-        self.world.broadcast({"names": [] if problem else names})
-        if problem is not None:
-            raise problem
-        for name in names:
-            total = outcome.reduction.sum_of(name, sent.weights)
-            self.world.add_up(total.total)
-            joined.reduction.sums[name] = total
-        return joined
+    def __init__(self, local_engine: SerialEngine, world: World, pinned: bool) -> None:
+        self.local_engine, self.world, self.pinned = local_engine, world, pinned
+        self._worker = Worker(local_engine, world, pinned)
+        self._homes: dict[int, int] = {}
+        self._jobs: list[list[int]] = []
+        self._states: list[tuple[int, bool]] = []
+        """The clients of the round, and whether their new state is not empty."""
 
-    def _join(self, sent: Broadcast, chosen: Sequence[int], reports: list[Any]) -> Outcome:
-        """All that was reported; the sums come after."""
-        reduction = self.here.reduction(sent, chosen)
-        joined = Outcome(reduction)
-        for about, tensors in reports:
-            for client, note in about["notes"]:
-                mark = f"{client}/"
-                buffers = {name.removeprefix(mark): t for name, t in tensors.items() if name.startswith(mark)}
-                reduction.summaries[client] = ResultSummary(**note, buffers=buffers)
-            joined.dropped |= dict(about["dropped"])
-            reduction.lr = about["lr"] or reduction.lr
-            joined.backward_passes += about["backward_passes"]
-            joined.bytes_up += about["bytes_up"]
-        return joined
+    def train(self, broadcast: Broadcast, active: Sequence[int]) -> Outcome:
+        self._send(broadcast)
+        sizes = {client: self._steps(broadcast.round, client) for client in active}
+        self._jobs = assign(sizes, self._homes if self.pinned else {}, self.world.size)
+        replies = self._call("train", jobs=self._jobs)
+        self._states = [pair for reply, _ in replies for pair in reply["states"]]
+        names = sorted({name for reply, _ in replies for name in reply["sums"]})
+        self._call("sum_up", names=names)
+        return self._join(broadcast, active, replies)
 
-    def evaluate(self, state: Broadcast) -> Evaluation | None:
-        if self.here.test is None:
+    def _join(self, broadcast: Broadcast, active: Sequence[int], replies: list[Reply]) -> Outcome:
+        reduction = self.local_engine.reduction(broadcast, active)
+        reduction.sums = self._worker.outcome.reduction.sums
+        outcome = Outcome(reduction)
+        for reply, tensors in replies:
+            buffers = unflatten(tensors, *(str(client) for client, _ in reply["summaries"]))
+            for client, summary in reply["summaries"]:
+                reduction.summaries[client] = ResultSummary(**summary, buffers=buffers[str(client)])
+            outcome.dropped |= dict(reply["dropped"])
+            reduction.lr = reply["lr"] or reduction.lr
+            outcome.backward_passes += reply["backward_passes"]
+            outcome.bytes_up += reply["bytes_up"]
+        return outcome
+
+    def evaluate(self, broadcast: Broadcast) -> Evaluation | None:
+        if self.local_engine.test is None:
             return None
-        self._tell(state)
-        self.world.broadcast({"do": "evaluate"})
-        about, error = score(self.here, state, self.world)
-        heard = self.world.gather(about)
-        problem = first_error(heard, error)
-        if problem is not None:
-            raise problem
-        return combine([BatchScore(**score) for about, _ in heard for score in about["scores"]])
+        self._send(broadcast)
+        return combine([BatchScore(**score) for reply, _ in self._call("evaluate") for score in reply["scores"]])
 
     def commit(self) -> None:
         if self.pinned:
-            remember = dict(self.remember)
-            self.homes |= {c: rank for rank, job in enumerate(self.jobs) for c in job if remember.get(c)}
-        self.world.broadcast({"do": "commit", "remember": self.remember})
-        commit_round(self.here, self.remember, self.pinned)
+            states = dict(self._states)
+            self._homes |= {c: rank for rank, job in enumerate(self._jobs) for c in job if states.get(c)}
+        self._call("commit", states=self._states)
 
     def save(self, folder: Path, known: Collection[str]) -> Saved:
-        """Memories that all share the leader saves; pinned ones everyone saves for themselves."""
+        """States in a shared folder are saved by the leader, pinned ones by the process that has them."""
         if not self.pinned:
-            return self.here.save(folder, known)
-        self.world.broadcast({"do": "save", "folder": str(folder), "known": list(known)})
-        about, error = save_here(self.here, folder, known, self.world.rank)
-        heard = self.world.gather(about)
-        problem = first_error(heard, error)
-        if problem is not None:
-            raise problem
+            return self.local_engine.save(folder, known)
         saved = Saved({}, {})
-        for about, _ in heard:
-            saved.rounds.update(about["rounds"])
-            saved.digests.update({name: FileDigest(**seal) for name, seal in about["digests"].items()})
+        for reply, _ in self._call("save", folder=str(folder), known=list(known)):
+            saved.rounds.update(reply["rounds"])
+            saved.digests.update(_digests(reply["digests"]))
         return saved
 
-    def adopt(self, folder: Path, rounds: Mapping[int, int], digests: Mapping[str, FileDigest]) -> None:
-        """Memories that all share are the leader's to look after; pinned ones go to a machine that has them.
+    def load_states(self, folder: Path, saved: Saved) -> None:
+        """The leader loads states into a shared folder; a pinned one is loaded by a process that has its files.
 
         Where machines share no file system, each has the files of the clients that were pinned to it.
         """
-        empty = without_file(rounds, digests)
+        empty = saved.empty
         if not self.pinned:
-            self.here.adopt(folder, rounds, digests)
-            self.world.broadcast({"do": "know", "rounds": list(rounds.items()), "empty": list(empty)})
+            self.local_engine.load_states(folder, saved)
+            self._call("set_index", rounds=list(saved.rounds.items()), empty=list(empty))
             return
-        wanted = {name: asdict(seal) for name, seal in digests.items()}
-        self.world.broadcast({"do": "have?", "folder": str(folder), "digests": wanted})
-        have = [set(about["have"]) for about, _ in self.world.gather({"have": intact(folder, digests)})]
-        shares: list[dict[int, int]] = [{} for _ in have]
-        missing = []
-        for client, round in rounds.items():
-            needs = {client_file(round, client), anchor_file(round)} & digests.keys()
-            able = [rank for rank, names in enumerate(have) if needs <= names]
-            if able:
-                shares[able[client % len(able)]][client] = round
-            else:
-                missing.append(client_file(round, client))
-        if missing:
-            raise Damaged(f"{folder / missing[0]}: is damaged or on no machine of this run")
-        self.homes = {client: rank for rank, share in enumerate(shares) for client in share if client not in empty}
-        hands = [list(share.items()) for share in shares]
-        self.world.broadcast({"do": "adopt", "folder": str(folder), "shares": hands, "empty": list(empty)})
-        about, error = adopt_share(self.here, folder, shares[0], empty, self.world.rank)
-        problem = first_error(self.world.gather(about), error)
-        if problem is not None:
-            raise problem
+        digests = {name: asdict(digest) for name, digest in saved.digests.items()}
+        found = [set(reply["found"]) for reply, _ in self._call("find_files", folder=str(folder), digests=digests)]
+        shares: list[dict[int, int]] = [{} for _ in found]
+        for client, round in saved.rounds.items():
+            needed = {client_file(round, client), anchor_file(round)} & saved.digests.keys()
+            able = [rank for rank, names in enumerate(found) if needed <= names]
+            if not able:
+                raise Damaged(f"{folder / client_file(round, client)}: is damaged or on no machine of this run")
+            shares[able[client % len(able)]][client] = round
+        self._homes = {client: rank for rank, share in enumerate(shares) for client in share if client not in empty}
+        self._call("load_states", folder=str(folder), shares=[list(s.items()) for s in shares], empty=list(empty))
 
     def collect(self, folder: Path, named: Collection[str]) -> None:
         if self.pinned:
-            self.world.broadcast({"do": "collect", "folder": str(folder), "named": list(named)})
-        self.here.collect(folder, named)
+            self._call("collect", folder=str(folder), named=list(named))
+        else:
+            self.local_engine.collect(folder, named)
 
     def close(self) -> None:
         shutdown_workers(self.world)
 
-    def _tell(self, sent: Broadcast) -> None:
-        """The global model and what the rules broadcast with it, once per round."""
-        if self.told is not None and self.told[0] == sent.round and self.told[1] is sent.weights:
-            return
-        self.told = sent.round, sent.weights
-        tensors = {f"buffers/{name}": tensor for name, tensor in sent.buffers.items()}
-        for slot in ("perturbation", "correction"):
-            tensors |= {f"{slot}/{name}": tensor for name, tensor in getattr(sent, slot).items()}
-        self.world.broadcast({"do": "state", "round": sent.round}, {"weights/": sent.weights, **tensors})
+    def _call(self, command: str, **arguments: Any) -> list[Reply]:
+        """Have every process execute a command; its replies, in the order of the ranks."""
+        message = {"command": command, **arguments}
+        self.world.broadcast(message)
+        replies = self._worker.execute(message)
+        problem = first_error([reply["error"] for reply, _ in replies], self._worker.error)
+        if problem is not None:
+            raise problem
+        return replies
 
-    def _work(self, round: int, client: int) -> int:
-        """Local steps, as the measure of a job."""
-        local, size = self.here.local, size_of(self.here.clients[client])
-        return local.epochs_of(self.here.seed, round, client) * -(-size // local.batch_size)
+    def _send(self, broadcast: Broadcast) -> None:
+        """The global model and what the rules send with it, once; after a round without results it is the same."""
+        known = self._worker.broadcast
+        if known is None or known.round != broadcast.round or known.weights is not broadcast.weights:
+            self._worker.broadcast = broadcast
+            self.world.broadcast({"command": "receive", "round": broadcast.round}, broadcast.flatten())
+
+    def _steps(self, round: int, client: int) -> int:
+        """Local steps, as the length of a job."""
+        engine = self.local_engine
+        size, local = size_of(engine.clients[client]), engine.local
+        return local.epochs_of(engine.seed, round, client) * -(-size // local.batch_size)
+
+
+class Worker:
+    """One process's part in a round: a method per command of the leader. The leader has one, too.
+
+    Args:
+        engine: of this process.
+        world: all processes.
+        pinned: whether a client's state stays with the process that trained it.
+    """
+
+    broadcast: Broadcast | None = None
+    outcome: Outcome
+    error: Error | None = None
+    """Of the last command."""
+
+    def __init__(self, engine: SerialEngine, world: World, pinned: bool) -> None:
+        self.engine, self.world, self.pinned = engine, world, pinned
+
+    def execute(self, message: Mapping[str, Any], tensors: Mapping[str, Tensor] | None = None) -> list[Reply]:
+        """Execute a command and take part in the gather of its replies; they are returned at rank 0 only.
+
+        Args:
+            message: the command with its arguments.
+            tensors: sent with it.
+        """
+        arguments = dict(message)
+        name, self.error = arguments.pop("command"), None
+        command = getattr(self, name)
+        try:
+            reply = command(tensors, **arguments) if tensors else command(**arguments)
+        except WorkerLost:
+            raise
+        except (Exception, Interrupted) as error:
+            if name not in WITH_REPLY:
+                raise
+            self.error = error
+            reply = {"error": describe(error, self.engine.training, self.world.rank)}, {}
+        return self.world.gather(*reply) if name in WITH_REPLY else []
+
+    def receive(self, tensors: State, round: int) -> None:
+        """The global model of the next commands."""
+        device = self.engine.model.device
+        self.broadcast = Broadcast.unflatten(round, {name: tensor.to(device) for name, tensor in tensors.items()})
+
+    def train(self, jobs: list[list[int]]) -> Reply:
+        """Train this process's clients; the reply has all of the outcome but the sums."""
+        assert self.broadcast is not None
+        active = [client for job in jobs for client in job]
+        outcome = self.engine.train_share(self.broadcast, jobs[self.world.rank], active, self._check)
+        self.outcome, summaries = outcome, outcome.reduction.summaries
+        reply = {
+            "summaries": [
+                (client, {name: value for name, value in vars(summary).items() if name != "buffers"})
+                for client, summary in summaries.items()
+            ],
+            "dropped": list(outcome.dropped.items()),
+            "states": [(client, state is None or bool(state)) for client, state in self.engine.pending.items()],
+            "sums": list(outcome.reduction.sums),
+            "lr": outcome.reduction.lr,
+            "backward_passes": outcome.backward_passes,
+            "bytes_up": outcome.bytes_up,
+            "error": None,
+        }
+        return reply, flatten(**{str(client): summary.buffers for client, summary in summaries.items()})
+
+    def sum_up(self, names: list[str]) -> None:
+        """Add the sums of all processes up at the leader."""
+        assert self.broadcast is not None
+        reduction = self.outcome.reduction
+        for name in names:
+            reduction.sums[name] = reduction.sum_of(name, self.broadcast.weights)
+            self.world.add_up(reduction.sums[name].total)
+
+    def evaluate(self) -> Reply:
+        """Score this process's batches of the test data."""
+        assert self.broadcast is not None
+        scores = self.engine.score_share(self.broadcast, self.world.rank, self.world.size)
+        return {"scores": [asdict(score) for score in scores], "error": None}, {}
+
+    def commit(self, states: list[tuple[int, bool]]) -> None:
+        """Commit the round: with a shared folder the states of all clients, else those of this process."""
+        if not self.pinned:
+            self.engine.pending = {client: None if exists else Memory() for client, exists in states}
+        self.engine.commit()
+
+    def save(self, folder: str, known: list[str]) -> Reply:
+        """Save the states of this process."""
+        saved = self.engine.save(Path(folder), set(known))
+        digests = {name: asdict(digest) for name, digest in saved.digests.items()}
+        return {"rounds": list(saved.rounds.items()), "digests": digests, "error": None}, {}
+
+    def find_files(self, folder: str, digests: dict[str, Any]) -> Reply:
+        """Those of the saved files that this process can read and that are intact."""
+        found = []
+        for name, digest in _digests(digests).items():
+            with contextlib.suppress(Damaged):
+                check_digest(Path(folder) / name, digest)
+                found.append(name)
+        return {"found": found, "error": None}, {}
+
+    def load_states(self, folder: str, shares: list[list[tuple[int, int]]], empty: list[int]) -> Reply:
+        """Load this process's share of the saved states."""
+        share = dict(shares[self.world.rank])
+        self.engine.store.load(Path(folder), share, set(empty) & share.keys())
+        return {"error": None}, {}
+
+    def set_index(self, rounds: list[tuple[int, int]], empty: list[int]) -> None:
+        """Use the states that the leader put into the shared folder."""
+        if self.world.rank != 0:
+            self.engine.store.set_index(dict(rounds), empty)
+
+    def collect(self, folder: str, named: list[str]) -> None:
+        """Delete files that are not named."""
+        self.engine.collect(Path(folder), named)
+
+    def _check(self) -> None:
+        self.engine.stop_flag.check()
+        self.world.check()
+
+
+def worker_loop(local_engine: SerialEngine, pinned: bool, world: World) -> None:
+    """Execute the leader's commands until it stops; what every process but the leader does.
+
+    Args:
+        local_engine: of this process.
+        pinned: whether a client's state stays with the process that trained it.
+        world: all processes.
+    """
+    with _own_folder(local_engine.store, world.rank) if pinned else contextlib.nullcontext():
+        worker = Worker(local_engine, world, pinned)
+        while True:
+            message, tensors = world.broadcast()
+            if message["command"] == "stop":
+                return
+            worker.execute(message, tensors)
 
 
 def shutdown_workers(world: World) -> None:
-    """Let the others go."""
+    """End the worker loops of the other processes.
+
+    Args:
+        world: all processes.
+    """
     if not world.open:
         return
     if not world.lost.is_set():
         with contextlib.suppress(WorkerLost):
-            world.broadcast({"do": "stop"})
+            world.broadcast({"command": "stop"})
     world.close()
 
 
-def worker_loop(here: SerialEngine, pinned: bool, world: World) -> None:
-    """What every process but the leader does until the leader says stop."""
-    with contextlib.ExitStack() as stack:
-        if pinned:
-            stack.enter_context(own_folder(here.store, world.rank))
-        _serve(here, pinned, world)
-
-
 @contextlib.contextmanager
-def own_folder(store: Store, rank: int) -> Iterator[None]:
-    """Pinned memory is this process's alone: its files are too, and go with it."""
+def _own_folder(store: Store, rank: int) -> Iterator[None]:
+    """Pinned states belong to this process alone: so do their files, which are deleted with it."""
     if store.folder is None:
         yield
         return
@@ -206,162 +335,5 @@ def own_folder(store: Store, rank: int) -> Iterator[None]:
         shutil.rmtree(store.folder, ignore_errors=True)
 
 
-def _serve(here: SerialEngine, pinned: bool, world: World) -> None:
-    sent: Broadcast | None = None
-    while True:
-        about, tensors = world.broadcast()
-        if about["do"] == "stop":
-            return
-        folder = Path(about.get("folder", ""))
-        if about["do"] == "state":
-            sent = received(about["round"], tensors, here)
-        elif about["do"] == "commit":
-            commit_round(here, about["remember"], pinned)
-        elif about["do"] == "save":
-            world.gather(save_here(here, folder, about["known"], world.rank)[0])
-        elif about["do"] == "have?":
-            digests = {name: FileDigest(**seal) for name, seal in about["digests"].items()}
-            world.gather({"have": intact(folder, digests)})
-        elif about["do"] == "know":
-            here.store.know(dict(about["rounds"]), about["empty"])
-        elif about["do"] == "adopt":
-            share = dict(about["shares"][world.rank])
-            world.gather(adopt_share(here, folder, share, about["empty"], world.rank)[0])
-        elif about["do"] == "collect":
-            here.collect(folder, about["named"])
-        elif sent is not None and about["do"] == "evaluate":
-            world.gather(score(here, sent, world)[0])
-        elif sent is not None and about["do"] == "train":
-            outcome, error = work(here, sent, about["jobs"], world)
-            world.gather(*report(here, outcome, described(error, here, world.rank)))
-            names = world.broadcast()[0]["names"]
-            for name in names:
-                world.add_up(outcome.reduction.sum_of(name, sent.weights).total)
-
-
-def received(round: int, tensors: dict[str, Tensor], here: SerialEngine) -> Broadcast:
-    parts: dict[str, dict[str, Tensor]] = {"weights": {}, "buffers": {}, "perturbation": {}, "correction": {}}
-    for name, tensor in tensors.items():
-        part, _, key = name.partition("/")
-        parts[part][key] = tensor.to(here.model.device)
-    return Broadcast(round, parts["weights"][""], parts["buffers"], parts["perturbation"], parts["correction"])
-
-
-def work(here: SerialEngine, sent: Broadcast, jobs: list[list[int]], world: World) -> tuple[Outcome, Error | None]:
-    def check() -> None:
-        here.halt.check()
-        world.check()
-
-    everyone = [client for job in jobs for client in job]
-    try:
-        return here.train_here(sent, jobs[world.rank], everyone, check), None
-    except WorkerLost:
-        raise
-    except (Exception, Interrupted) as error:
-        here.pending = {}
-        return Outcome(here.reduction(sent, [])), error
-
-
-def score(here: SerialEngine, state: Broadcast, world: World) -> tuple[Any, Error | None]:
-    try:
-        scores = here.score_here(state, world.rank, world.size)
-        return {"scores": [asdict(score) for score in scores], "error": None}, None
-    except (Exception, Interrupted) as error:
-        return {"scores": [], "error": described(error, here, world.rank)}, error
-
-
-def save_here(here: SerialEngine, folder: Path, known: Collection[str], rank: int) -> tuple[Any, Error | None]:
-    try:
-        saved = here.save(folder, set(known))
-    except Exception as error:
-        return {"rounds": [], "digests": {}, "error": described(error, here, rank)}, error
-    digests = {name: asdict(seal) for name, seal in saved.digests.items()}
-    return {"rounds": list(saved.rounds.items()), "digests": digests, "error": None}, None
-
-
-def adopt_share(
-    here: SerialEngine, folder: Path, share: Mapping[int, int], empty: Collection[int], rank: int
-) -> tuple[Any, Error | None]:
-    try:
-        here.store.adopt(folder, share, set(empty) & share.keys())
-    except Exception as error:
-        return {"error": described(error, here, rank)}, error
-    return {"error": None}, None
-
-
-def intact(folder: Path, digests: Mapping[str, FileDigest]) -> list[str]:
-    """Those of the sealed files that lie here unharmed."""
-    found = []
-    for name, seal in digests.items():
-        with contextlib.suppress(Damaged):
-            check_digest(folder / name, seal)
-            found.append(name)
-    return found
-
-
-def report(here: SerialEngine, outcome: Outcome, error: dict[str, Any] | None) -> tuple[Any, dict[str, Tensor]]:
-    """What the leader has to hear of a share of the round, but for the sums."""
-    reduction, notes = outcome.reduction, []
-    buffers: dict[str, Tensor] = {}
-    for client, note in reduction.summaries.items():
-        notes.append((client, {name: value for name, value in vars(note).items() if name != "buffers"}))
-        buffers |= {f"{client}/{name}": tensor for name, tensor in note.buffers.items()}
-    about = {
-        "notes": notes,
-        "dropped": list(outcome.dropped.items()),
-        "remember": [(client, memory is None or bool(memory)) for client, memory in here.pending.items()],
-        "names": list(reduction.sums),
-        "lr": reduction.lr,
-        "backward_passes": outcome.backward_passes,
-        "bytes_up": outcome.bytes_up,
-        "error": error,
-    }
-    return about, buffers
-
-
-def described(error: Error | None, here: SerialEngine, rank: int = 0) -> dict[str, Any] | None:
-    """An exception as data; of a class that is not Python's own, the nearest that is."""
-    if error is None:
-        return None
-    simple = all(isinstance(part, str | int | float) for part in error.args)
-    return {
-        "kind": next(kind.__name__ for kind in type(error).__mro__ if kind.__module__ == "builtins"),
-        "args": list(error.args) if simple else [str(error)],
-        "notes": getattr(error, "__notes__", []),
-        "finite": [error.what, error.round, error.client, error.remedy] if isinstance(error, NotFinite) else None,
-        "signum": error.signum if isinstance(error, Interrupted) else None,
-        "client": error.client if isinstance(error, NotFinite) else here.training,
-        "rank": rank,
-    }
-
-
-def rebuilt(error: dict[str, Any]) -> Error:
-    """The same exception here; nothing of it is unpickled."""
-    if error["signum"]:
-        return Interrupted(error["signum"])
-    kind = getattr(builtins, error["kind"])
-    try:
-        made: Exception = NotFinite(*error["finite"]) if error["finite"] else kind(*error["args"])
-    except TypeError:
-        made = RuntimeError(f"{error['kind']}: {error['args']}")
-    for note in error["notes"]:
-        made.add_note(note)
-    return made
-
-
-def first_error(reports: list[Any], mine: Error | None) -> Error | None:
-    """The one that a single process would have met first: its client has the smallest number; but a stop is a stop."""
-    found = [about["error"] for about, _ in reports if about["error"]]
-    errors = sorted(found, key=lambda e: (e["signum"] is None, e["client"], e["rank"]))
-    if not errors:
-        return None
-    return mine if errors[0]["rank"] == 0 else rebuilt(errors[0])
-
-
-def commit_round(here: SerialEngine, remember: list[tuple[int, bool]], pinned: bool) -> None:
-    """With a store that all share, everyone learns who answered; pinned, everyone keeps what is theirs."""
-    if here.sent is None:
-        return
-    new = here.pending if pinned else {client: None if keeps else Memory() for client, keeps in remember}
-    here.store.commit(here.sent.round, here.sent.weights, new)
-    here.pending = {}
+def _digests(digests: Mapping[str, Any]) -> dict[str, FileDigest]:
+    return {name: FileDigest(**digest) for name, digest in digests.items()}

@@ -1,4 +1,4 @@
-"""Ctrl-C and a cluster's SIGTERM as a wish to stop, met at the next safe point."""
+"""Ctrl-C and a cluster's SIGTERM as a request to stop, which takes effect at the next local step."""
 
 import contextlib
 import multiprocessing
@@ -12,7 +12,11 @@ STOPS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interrupted(KeyboardInterrupt):
-    """The round under way was dropped because somebody asked to stop; nothing has changed."""
+    """A request to stop ended the current round; nothing has changed.
+
+    Args:
+        signum: the signal.
+    """
 
     def __init__(self, signum: int = signal.SIGINT) -> None:
         super().__init__(f"interrupted by {signal.Signals(signum).name}")
@@ -20,38 +24,47 @@ class Interrupted(KeyboardInterrupt):
 
 
 class StopFlag:
-    """A wish to stop that a process shares with the workers it starts."""
+    """A request to stop, shared with the workers that this process starts."""
 
     def __init__(self) -> None:
         self._signum = multiprocessing.RawValue("i", 0)
 
     def request(self, signum: int) -> None:
+        """Ask for a stop.
+
+        Args:
+            signum: the signal that asks for it.
+        """
         self._signum.value = signum
 
     def clear(self) -> None:
+        """Withdraw the request."""
         self._signum.value = 0
 
     def check(self) -> None:
-        """At a safe point."""
+        """Raise Interrupted if a stop was requested."""
         if self._signum.value:
             raise Interrupted(self._signum.value)
 
 
 @contextlib.contextmanager
-def handle_signals(halt: Callable[[int], None]) -> Iterator[None]:
-    """Call `halt` with the first signal to stop; the second one ends the process at once.
+def handle_signals(stop: Callable[[int], None]) -> Iterator[None]:
+    """Handle SIGINT and SIGTERM inside the block; the second signal ends the process at once.
 
-    Python runs signal handlers between two of its own instructions, so never while it waits in a library, as for the
-    answers of other processes. A thread that reads the signals' pipe hears them all the same.
+    Python runs signal handlers between two of its own instructions, so not while it waits in a library, as for the
+    replies of other processes. A thread that reads the signals' pipe receives them all the same.
+
+    Args:
+        stop: called in that thread with the number of the first signal.
     """
     if threading.current_thread() is not threading.main_thread():
-        yield  # signals belong to the main thread; who runs this in another one stops it by other means
+        yield  # signals belong to the main thread
         return
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     before: dict[int, Any] = {signum: signal.signal(signum, lambda *_: None) for signum in STOPS}
     wakeup = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
-    listener = threading.Thread(target=_listen, args=(reading, halt), daemon=True)
+    listener = threading.Thread(target=_listen, args=(reading, stop), daemon=True)
     listener.start()
     try:
         yield
@@ -65,12 +78,12 @@ def handle_signals(halt: Callable[[int], None]) -> Iterator[None]:
         os.close(reading)
 
 
-def _listen(reading: int, halt: Callable[[int], None]) -> None:
-    heard = 0
+def _listen(reading: int, stop: Callable[[int], None]) -> None:
+    received = 0
     while signum := os.read(reading, 1)[0]:
         if signum not in STOPS:
             continue
-        heard += 1
-        if heard > 1:
+        received += 1
+        if received > 1:
             os._exit(128 + signum)
-        halt(signum)
+        stop(signum)

@@ -21,7 +21,8 @@ from fedlesam.core.checks import NotFinite
 from fedlesam.core.client import ClientRound, begin, finish, look, move
 from fedlesam.core.messages import Broadcast, ClientResult, Memory
 from fedlesam.core.slots import State
-from fedlesam.engines.serial import SerialEngine, is_the_clients
+from fedlesam.engines.base import is_client_error
+from fedlesam.engines.serial import SerialEngine
 
 LARGEST = 64_000_000
 """Entries of the stacked weights at a time."""
@@ -87,11 +88,11 @@ class Rows:
 class StackedEngine(SerialEngine):
     """Stacks the active clients that have as many samples and epochs as each other; the rest train one by one."""
 
-    def answers(
-        self, broadcast: Broadcast, chosen: Sequence[int], before_step: Callable[[], None]
+    def results(
+        self, broadcast: Broadcast, share: Sequence[int], before_step: Callable[[], None]
     ) -> Iterator[ClientResult]:
         alike: dict[tuple[int, int], list[int]] = defaultdict(list)
-        for client in chosen:
+        for client in share:
             epochs = self.local.epochs_of(self.seed, broadcast.round, client)
             alike[size_of(self.clients[client]), epochs].append(client)
         most = max(1, LARGEST // broadcast.weights.numel())
@@ -99,18 +100,18 @@ class StackedEngine(SerialEngine):
             for start in range(0, len(clients), most):
                 group = clients[start : start + most]
                 if len(group) == 1:
-                    yield from super().answers(broadcast, group, before_step)
+                    yield from super().results(broadcast, group, before_step)
                     continue
                 try:
-                    answers = self.together(broadcast, group, size, epochs, before_step)
+                    results = self.together(broadcast, group, size, epochs, before_step)
                 except NotStackable:
                     raise
                 except Exception as error:
-                    if not (self.drop and is_the_clients(error)):
+                    if not (self.drop and is_client_error(error)):
                         raise
-                    yield from super().answers(broadcast, group, before_step)  # one by one: who fails, and who does not
+                    yield from super().results(broadcast, group, before_step)  # one by one, to find out who fails
                 else:
-                    yield from answers
+                    yield from results
 
     def together(
         self, broadcast: Broadcast, group: list[int], size: int, epochs: int, before_step: Callable[[], None]
@@ -148,14 +149,14 @@ class StackedEngine(SerialEngine):
             wrong = next((number for number, value in enumerate(own) if not math.isfinite(value)), None)
             if wrong is not None:
                 raise NotFinite(f"the loss of step {wrong} is not finite", broadcast.round, client)
-        answers = []
+        results = []
         for i, client in enumerate(group):
             result, after, perturbation, correction = finish(rows.row(i), memories[i], broadcast, len(losses))
             if not all(math.isfinite(end) for end in result.update.aminmax()):
                 raise NotFinite("the update is not finite", broadcast.round, client)
             loss = sum(values[i]) / len(values[i])
-            answers.append(ClientResult(client, size, result, loss, perturbation, correction, broadcast.buffers, after))
-        return answers
+            results.append(ClientResult(client, size, result, loss, perturbation, correction, broadcast.buffers, after))
+        return results
 
     def _begin(self, broadcast: Broadcast, memories: list[Memory], masks: list[int]) -> Rows:
         """Start every client, then stack what they start with."""

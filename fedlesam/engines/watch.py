@@ -1,4 +1,4 @@
-"""Who watches the others while this process computes or waits: a heartbeat between hosts, a look at forked workers."""
+"""Detects lost processes while this one computes or waits: a heartbeat between hosts, a poll of forked workers."""
 
 import contextlib
 import json
@@ -20,11 +20,16 @@ from fedlesam.engines import heartbeat
 from fedlesam.engines.meeting import WorkerLost
 
 LOST_AFTER = 60.0
-"""Seconds; a run may say otherwise once its settings are read."""
+"""Seconds, until the settings of the run are read."""
 
 
 def check_lost_after(owner: str, seconds: float) -> float:
-    """A ValueError unless it is a time to wait, or 0."""
+    """Refuse a `lost_after` that is neither 0 nor at least a second.
+
+    Args:
+        owner: what the setting belongs to, for the message.
+        seconds: the setting.
+    """
     check_number(owner, "lost_after", seconds, at_least=0)
     if 0 < seconds < 1:
         raise ValueError(f"{owner}: lost_after must be at least 1 second, or 0 to wait for ever, got {seconds}")
@@ -32,20 +37,27 @@ def check_lost_after(owner: str, seconds: float) -> float:
 
 
 class Watch:
-    """The process beside this one that beats for it; `lost` is called, in a thread, with a sentence about a peer."""
+    """The heartbeat process of this process (heartbeat.py).
+
+    Args:
+        rank: of this process.
+        hosts: the host of every rank.
+        store: the store of torch.distributed, in which rank 0 publishes its address.
+        lost: called in a thread with a sentence about a process that is lost.
+    """
 
     def __init__(self, rank: int, hosts: list[str], store: Any, lost: Callable[[str], None]) -> None:
         command = [sys.executable, "-I", "-S", heartbeat.__file__]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        about = {"rank": rank, "hosts": hosts, "after": LOST_AFTER, "parent": os.getpid()}
+        settings = {"rank": rank, "hosts": hosts, "after": LOST_AFTER, "parent": os.getpid()}
         try:
             if rank == 0:
                 secret, (reachable, bind) = secrets.token_hex(32), own_address(hosts)
-                port = self._begin({**about, "secret": secret, "bind": bind, "addresses": []})["port"]
+                port = self._begin({**settings, "secret": secret, "bind": bind, "addresses": []})["port"]
                 addresses = [[address, port] for address in dict.fromkeys(reachable)]
                 store.set("heartbeat", json.dumps({"secret": secret, "addresses": addresses}))
             else:
-                self._begin({**about, "bind": "", **json.loads(store.get("heartbeat"))})
+                self._begin({**settings, "bind": "", **json.loads(store.get("heartbeat"))})
         except BaseException:
             self.process.kill()
             self.process.wait()
@@ -56,20 +68,24 @@ class Watch:
     def _output(self) -> Any:
         return self.process.stdout
 
-    def _begin(self, about: dict[str, Any]) -> dict[str, Any]:
-        """Once rank 0 can be called, and elsewhere once it answered."""
-        self.say(about)
+    def _begin(self, settings: dict[str, Any]) -> dict[str, Any]:
+        """Start the heartbeat. Rank 0 returns when it listens, the others when rank 0 has answered."""
+        self.send(settings)
         answer: dict[str, Any] | None = json.loads(self._output.readline() or "null")
         if answer is None or "lost" in answer:
-            why = answer["lost"] if answer is not None else f"nothing can listen at {about['bind']}"
+            why = answer["lost"] if answer is not None else f"nothing can listen at {settings['bind']}"
             raise WorkerLost(f"no heartbeat: {why}; MASTER_ADDR must be an address that all hosts of the run can reach")
         return answer
 
-    def say(self, said: dict[str, Any]) -> None:
-        """To the process beside; one that is gone the others will miss."""
+    def send(self, message: dict[str, Any]) -> None:
+        """Send a message to the heartbeat process. If that is gone, the other hosts will notice.
+
+        Args:
+            message: anything that JSON holds.
+        """
         stream: Any = self.process.stdin
         with contextlib.suppress(OSError, ValueError):
-            stream.write(json.dumps(said).encode() + b"\n")
+            stream.write(json.dumps(message).encode() + b"\n")
             stream.flush()
 
     def _listen(self, lost: Callable[[str], None]) -> None:
@@ -78,8 +94,8 @@ class Watch:
                 lost(json.loads(line)["lost"])
 
     def close(self) -> None:
-        """Nobody need hear of this process any more."""
-        self.say({"bye": True})
+        """End the heartbeat: the others do not miss this process."""
+        self.send({"bye": True})
         with contextlib.suppress(OSError):
             self.process.stdin.close()  # type: ignore[union-attr]
         try:
@@ -90,19 +106,23 @@ class Watch:
 
 
 def own_address(hosts: Sequence[str]) -> tuple[list[str], str]:
-    """Where the others may reach this host, and where to listen: the interface from which MASTER_ADDR is reached.
+    """The addresses under which others may reach this host, and the one to listen at.
 
-    A host that is the master itself may know its name as a loopback address, which is no use to others.
+    It is that of the interface from which MASTER_ADDR is reached. The master itself may know its own name as a loopback
+    address, which others cannot use.
+
+    Args:
+        hosts: the host of every rank.
     """
     master = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     family, kind, _, _, address = socket.getaddrinfo(*master, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind) as probe:
         probe.connect(address)
-        mine: str = probe.getsockname()[0]
-    if not mine.startswith("127.") and mine != "::1":
-        return [mine], mine
+        own: str = probe.getsockname()[0]
+    if not own.startswith("127.") and own != "::1":
+        return [own], own
     if len(set(hosts)) == 1:
-        return [mine], mine
+        return [own], own
     return [master[0], hosts[0]], "0.0.0.0" if family == socket.AF_INET else "::"
 
 
@@ -117,7 +137,11 @@ def sockets() -> set[int]:
 
 
 def cut(connections: Collection[int]) -> None:
-    """End connections under a library that waits on them without end: it raises as if the peer had died."""
+    """Shut connections down, so that a library that waits on them raises as if the peer had died.
+
+    Args:
+        connections: file numbers of sockets.
+    """
     for number in connections:
         with contextlib.suppress(OSError), socket.socket(fileno=os.dup(number)) as connection:
             connection.getpeername()
@@ -125,15 +149,20 @@ def cut(connections: Collection[int]) -> None:
 
 
 def watch_children(children: Sequence[Any], after: float, lost: Callable[[str], None]) -> None:
-    """Until a forked worker dies, or one that was stopped for `after` seconds is killed; `lost` hears of it.
+    """Wait until a forked worker dies; kill one that a signal has stopped for too long.
 
-    Looks are counted and not seconds: when this process is stopped too, as by Ctrl-Z, nothing counts.
+    Polls are counted, not seconds: while this process is stopped too, as by Ctrl-Z, no time counts.
+
+    Args:
+        children: the worker processes.
+        after: seconds that one may be stopped; 0 means for ever.
+        lost: called with a sentence about the worker that is lost.
     """
-    pace, looks = min(1.0, after / 6) or None, dict.fromkeys(range(len(children)), 0)
+    pace, polls = min(1.0, after / 6) or None, dict.fromkeys(range(len(children)), 0)
     while not wait([child.sentinel for child in children], timeout=pace) and pace is not None:
         for number, child in enumerate(children):
-            looks[number] = looks[number] + 1 if heartbeat.stopped(child.pid) else 0
-            if looks[number] * pace > after:
+            polls[number] = polls[number] + 1 if heartbeat.stopped(child.pid) else 0
+            if polls[number] * pace > after:
                 lost(f"worker {number + 1}, process {child.pid} of this machine, has been stopped for {after:g} s")
                 os.kill(child.pid, signal.SIGKILL)
                 return

@@ -1,13 +1,12 @@
-"""Processes that work on one run together, and the messages between them.
+"""The processes of one run, and the messages between them.
 
-Everything goes over torch.distributed: byte messages over gloo, sums of vectors over gloo or, on GPUs, nccl. A message
-is a safetensors file in memory, so nothing is unpickled.
+All communication uses torch.distributed: messages over gloo, sums of vectors over gloo or, on GPUs, nccl. A message
+is JSON and tensors in the codec of core/state.py, so nothing is unpickled.
 """
 
 import contextlib
 import ctypes
 import datetime
-import json
 import os
 import shutil
 import signal
@@ -20,30 +19,36 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from safetensors.torch import load, save
 from torch import Tensor
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
-from fedlesam.core.messages import unshare
+from fedlesam.core.slots import State
+from fedlesam.core.state import from_bytes, to_bytes
 from fedlesam.engines.meeting import WorkerLost as WorkerLost
 from fedlesam.engines.meeting import agree, open_store
 from fedlesam.engines.signals import STOPS
 from fedlesam.engines.watch import LOST_AFTER, Watch, cut, sockets, watch_children
 
 FOREVER = datetime.timedelta(days=365)
-"""A slow worker is left alone; one that dies closes its connections and is noticed at once. For the rest: watch.py."""
+"""torch.distributed must not time out a slow worker; watch.py finds those that are dead or stopped."""
 
 KEPT = "everything up to the last round is kept, start the run again"
 
 EXIT_CODE = 4
-"""The command line's for a lost worker."""
+"""Of the command line, for a lost worker."""
 
 GRACE = 30.0
-"""Seconds in which a process that is told of a loss must see to its end; then it just ends."""
+"""Seconds that a process has to end by itself after another one is lost; then it exits at once."""
 
 
 class World:
-    """This process's place among `size` processes; rank 0 leads."""
+    """This process's place among the processes of a run; rank 0 is the leader.
+
+    Args:
+        rank: of this process.
+        size: the number of processes.
+        meeting: a temporary folder, deleted by `close`.
+    """
 
     def __init__(self, rank: int, size: int, meeting: Path | None = None) -> None:
         self.rank, self.size, self.meeting = rank, size, meeting
@@ -60,12 +65,20 @@ class World:
             raise self._loss()
 
     def set_lost_after(self, seconds: float) -> None:
-        """The leader says how long a process on another host may be silent; 0 is for ever."""
+        """Set how long a process on another host may be silent; the leader's setting is everyone's.
+
+        Args:
+            seconds: until a silent process counts as lost; 0 means never.
+        """
         if self.watch is not None and self.rank == 0:
-            self.watch.say({"after": seconds})
+            self.watch.send({"after": seconds})
 
     def lose(self, why: str) -> None:
-        """From a thread: a process is lost, and the main thread must hear of it, whatever it waits for."""
+        """Called by a thread that watches: interrupt the main thread, whatever it waits for.
+
+        Args:
+            why: a sentence about the process that is lost.
+        """
         if self.lost.is_set() or not self.open:
             return
         self.why = why
@@ -79,27 +92,35 @@ class World:
     def _loss(self) -> WorkerLost:
         self._noticed.set()
         if self.watch is not None:
-            self.watch.say({"heard": True})
+            self.watch.send({"heard": True})
         return WorkerLost(f"{self.why}; {KEPT}")
 
-    def broadcast(
-        self, about: Any = None, tensors: Mapping[str, Tensor] | None = None
-    ) -> tuple[Any, dict[str, Tensor]]:
-        """Rank 0 says something, the others hear it."""
-        content = _pack(about, tensors or {}) if self.rank == 0 else torch.empty(0, dtype=torch.uint8)
+    def broadcast(self, message: Any = None, tensors: Mapping[str, Tensor] | None = None) -> tuple[Any, State]:
+        """Send a message from rank 0 to all; every process returns it.
+
+        Args:
+            message: anything that JSON holds; given at rank 0 only.
+            tensors: sent with it.
+        """
+        content = _pack(message, tensors or {}) if self.rank == 0 else torch.empty(0, dtype=torch.uint8)
         size = torch.tensor([content.numel()])
-        with self._talking():
+        with self._communicating():
             dist.broadcast(size, src=0)
             if self.rank != 0:
                 content = torch.empty(int(size), dtype=torch.uint8)
             dist.broadcast(content, src=0)
-        return (about, dict(tensors or {})) if self.rank == 0 else _unpack(content)
+        return (message, dict(tensors or {})) if self.rank == 0 else _unpack(content)
 
-    def gather(self, about: Any, tensors: Mapping[str, Tensor] | None = None) -> list[tuple[Any, dict[str, Tensor]]]:
-        """Everyone says something, rank 0 hears it in the order of the ranks; the others hear nothing."""
-        content = _pack(about, tensors or {})
+    def gather(self, message: Any, tensors: Mapping[str, Tensor] | None = None) -> list[tuple[Any, State]]:
+        """Send a message from every process to rank 0, which returns them in the order of the ranks; others return [].
+
+        Args:
+            message: anything that JSON holds.
+            tensors: sent with it.
+        """
+        content = _pack(message, tensors or {})
         sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
-        with self._talking():
+        with self._communicating():
             dist.all_gather(sizes, torch.tensor([content.numel()]))
             largest = max(int(size) for size in sizes)
             padded = torch.zeros(largest, dtype=torch.uint8)
@@ -109,12 +130,16 @@ class World:
         return [_unpack(part[: int(size)]) for part, size in zip(into or [], sizes, strict=False)]
 
     def add_up(self, total: Tensor) -> None:
-        """The sum over all ranks, at rank 0, in place."""
-        with self._talking():
+        """Replace a vector at rank 0 by the sum over all ranks.
+
+        Args:
+            total: the vector of this process.
+        """
+        with self._communicating():
             dist.reduce(total, dst=0, op=dist.ReduceOp.SUM)
 
     @contextlib.contextmanager
-    def _talking(self) -> Any:
+    def _communicating(self) -> Any:
         try:
             yield
         except RuntimeError as error:
@@ -123,9 +148,13 @@ class World:
             raise WorkerLost(f"a process of this run is gone; {KEPT} ({str(error).splitlines()[0]})") from error
 
     def close(self, kill: bool = False) -> None:
-        """End the workers this process started; `kill` ends them in the middle of whatever they do."""
+        """Leave the process group, and end the workers that this process started.
+
+        Args:
+            kill: do not wait until they end by themselves.
+        """
         if not self.open:
-            return  # the process group of now may be another world's
+            return  # the present process group may belong to another world
         self.open, self.connections = False, set()
         if self.watch is not None:
             self.watch.close()
@@ -143,7 +172,7 @@ class World:
 
 
 def from_environment() -> World | None:
-    """The world torchrun or Slurm made, if this process was started in one."""
+    """The world that torchrun or Slurm started this process in; None without one."""
     if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
         return None
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -160,13 +189,16 @@ def from_environment() -> World | None:
 def start_local(
     workers: int, threads: int | None, serve: Callable[[World], None], lost_after: float = LOST_AFTER
 ) -> World:
-    """Rank 0 in this process and `workers` - 1 more beside it, which `serve` until told to stop.
+    """Start worker processes on this machine; this process is rank 0.
 
-    One that is stopped by a signal for `lost_after` seconds is lost.
+    They are forked, so they have the model and the data at once and import nothing. That is safe only with one thread:
+    OpenMP's threads do not survive a fork. With more threads they are spawned, and `serve` must be picklable.
 
-    They are forked, so they have the model and the data at once and need no import. That is safe only if they compute
-    on one thread: OpenMP's threads do not survive a fork. With more threads they are started afresh, and what they are
-    given must then be picklable.
+    Args:
+        workers: the number of processes, this one included.
+        threads: of each process.
+        serve: what a worker does until the leader stops it.
+        lost_after: seconds after which a worker that a signal has stopped counts as lost; 0 means never.
     """
     import torch.multiprocessing as multiprocessing
 
@@ -178,17 +210,17 @@ def start_local(
     context: Any = multiprocessing.get_context(method)
     world = World(0, workers, folder)
     try:
-        signs = []
+        started = []
         for rank in range(1, workers):
-            sign, tell = context.Pipe(duplex=False)
-            arguments = (rank, workers, meeting, os.getpid(), threads, serve, tell)
+            receiver, sender = context.Pipe(duplex=False)
+            arguments = (rank, workers, meeting, os.getpid(), threads, serve, sender)
             child = context.Process(target=_worker, args=arguments, daemon=True)
             child.start()
-            tell.close()
+            sender.close()
             world.children.append(child)
-            signs.append(sign)
-        for sign in signs:
-            _await(sign)
+            started.append(receiver)
+        for receiver in started:
+            _await(receiver)
         watching = (list(world.children), lost_after, world.lose)
         threading.Thread(target=watch_children, args=watching, daemon=True).start()
         _meet(0, workers, meeting)
@@ -198,25 +230,25 @@ def start_local(
     return world
 
 
-def _await(sign: Any) -> None:
-    """A worker's sign of life; meeting it comes after, since that would wait for a dead one without end."""
+def _await(receiver: Any) -> None:
+    """Wait until a worker has started. The rendezvous comes later: it would wait for a dead worker without end."""
     try:
-        with sign:
-            sign.recv_bytes()
+        with receiver:
+            receiver.recv_bytes()
     except EOFError:
         raise WorkerLost("a worker process died while it started; its own message is above") from None
 
 
 def _worker(
-    rank: int, size: int, meeting: str, parent: int, threads: int | None, serve: Callable[[World], None], tell: Any
+    rank: int, size: int, meeting: str, parent: int, threads: int | None, serve: Callable[[World], None], sender: Any
 ) -> None:
-    signal.set_wakeup_fd(-1)  # its parent listens to that
-    for signum in STOPS:  # a signal to the whole group is the leader's to answer; this process goes with it
+    signal.set_wakeup_fd(-1)  # inherited; the parent reads it
+    for signum in STOPS:  # the leader handles a signal to the whole group, and ends this process
         signal.signal(signum, signal.SIG_IGN)
     _die_with_parent(parent)
     torch.set_num_threads(threads or 1)
-    with tell:
-        tell.send_bytes(b"here")
+    with sender:
+        sender.send_bytes(b"started")
     try:
         _meet(rank, size, meeting)
         serve(World(rank, size))
@@ -231,12 +263,12 @@ def _meet(rank: int, size: int, meeting: str) -> None:
 
 
 def _join(**place: Any) -> set[int]:
-    """The connections that were made."""
+    """Join the process group; the file numbers of the connections that it opened."""
     before = sockets()
     hook = sys.excepthook
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     dist.init_process_group(backend, timeout=FOREVER, **place)
-    sys.excepthook = hook  # torch's would put [rank0] before every line of every traceback
+    sys.excepthook = hook  # torch's would print [rank0] before every line of a traceback
     return sockets() - before
 
 
@@ -248,13 +280,10 @@ def _die_with_parent(parent: int) -> None:
             os._exit(1)
 
 
-def _pack(about: Any, tensors: Mapping[str, Tensor]) -> Tensor:
-    content = unshare({name: tensor.cpu() for name, tensor in tensors.items()}) or {"": torch.empty(0)}
-    return torch.frombuffer(bytearray(save(content, metadata={"about": json.dumps(about)})), dtype=torch.uint8)
+def _pack(message: Any, tensors: Mapping[str, Tensor]) -> Tensor:
+    return torch.frombuffer(bytearray(to_bytes(tensors, message=message)), dtype=torch.uint8)
 
 
-def _unpack(content: Tensor) -> tuple[Any, dict[str, Tensor]]:
-    data = content.numpy().tobytes()
-    length = int.from_bytes(data[:8], "little")
-    about = json.loads(json.loads(data[8 : 8 + length])["__metadata__"]["about"])
-    return about, {name: tensor for name, tensor in load(data).items() if name}
+def _unpack(content: Tensor) -> tuple[Any, State]:
+    tensors, metadata = from_bytes(content.numpy().tobytes())
+    return metadata["message"], tensors

@@ -7,63 +7,63 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import save as as_bytes
-
-from fedlesam.core.messages import unshare
+from fedlesam.core import disk
 from fedlesam.core.server import ServerState
-from fedlesam.flower.files import write
-from fedlesam.flower.records import unpack
-from fedlesam.flower.tally import Kept, Tally, load_checked
+from fedlesam.flower.client_sums import ClientSums, StateFile
 
 FORMAT = 1
 INDEX = "checkpoint.json"
-GROUPS = ("buffers", "perturbation", "correction", "server")
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """All that a ServerApp needs to go on."""
+    """All that a ServerApp needs to resume."""
 
-    about: Mapping[str, Any]
-    """What must be the same when it goes on."""
+    metadata: Mapping[str, Any]
+    """The settings that must be the same when the run is resumed."""
     state: ServerState
     used: Mapping[int, str]
     """By client, the ticket of its last answer that was used."""
-    tally: Tally
+    sums: ClientSums
     rounds: list[dict[str, Any]]
 
 
 def save(folder: Path, checkpoint: Checkpoint) -> None:
-    """The index is replaced last: until then the folder holds the round before, whole."""
+    """Write a checkpoint. The index is replaced last: until then the folder holds the round before.
+
+    Args:
+        folder: of the run.
+        checkpoint: the state after a round.
+    """
     state = checkpoint.state
-    named = {"weights": state.weights}
-    named |= {f"{group}.{name}": value for group in GROUPS for name, value in getattr(state, group).items()}
-    content = as_bytes(unshare({name: value.cpu() for name, value in named.items()}))
-    digest = hashlib.sha256(content).hexdigest()
-    kept = Kept(f"state-round{state.round:06d}-{digest[:8]}.safetensors", digest)
-    write(folder / kept.file, content)
-    clients = {client: entry for client, entry in checkpoint.tally.clients.items() if isinstance(entry, Kept)}
+    written = StateFile.write(folder, f"state-round{state.round:06d}-{{digest}}.safetensors", state.flatten())
+    clients = {client: sums for client, sums in checkpoint.sums.clients.items() if isinstance(sums, StateFile)}
     index = {
         "format": FORMAT,
-        "about": dict(checkpoint.about),
+        "metadata": dict(checkpoint.metadata),
         "round": state.round,
-        "state": asdict(kept),
+        "state": asdict(written),
         "used": {str(client): ticket for client, ticket in sorted(checkpoint.used.items())},
-        "clients": {str(client): asdict(entry) for client, entry in sorted(clients.items())},
+        "clients": {str(client): asdict(sums) for client, sums in sorted(clients.items())},
         "rounds": checkpoint.rounds,
     }
     body = json.dumps(index, sort_keys=True, allow_nan=False)
     whole = {"sha256": hashlib.sha256(body.encode()).hexdigest(), "checkpoint": index}
-    write(folder / INDEX, json.dumps(whole, indent=1, allow_nan=False).encode())
-    named_files = {kept.file, *(entry.file for entry in clients.values())}
+    disk.write_bytes(folder / INDEX, json.dumps(whole, indent=1, allow_nan=False).encode())
+    named = {written.file, *(sums.file for sums in clients.values())}
     for pattern in ("state-round*.safetensors", "client*-round*.safetensors", "*.part"):
         for file in folder.glob(pattern):
-            if file.name not in named_files:
+            if file.name not in named:
                 file.unlink(missing_ok=True)
 
 
-def load(folder: Path, about: Mapping[str, Any]) -> Checkpoint | None:
-    """The checkpoint of this folder, None if there is none; a ValueError if it is another run's or damaged."""
+def load(folder: Path, metadata: Mapping[str, Any]) -> Checkpoint | None:
+    """The checkpoint of a folder; None if there is none, a ValueError if it is damaged or of another run.
+
+    Args:
+        folder: of the run.
+        metadata: the settings of the run that is to be resumed.
+    """
     path = folder / INDEX
     if not path.exists():
         return None
@@ -77,13 +77,11 @@ def load(folder: Path, about: Mapping[str, Any]) -> Checkpoint | None:
         raise ValueError(
             f"{path}: is damaged or of another version; restore it from a copy, or start in an empty folder"
         )
-    differences = [
-        f"{k}: {v!r} here, {index['about'].get(k)!r} there" for k, v in about.items() if index["about"].get(k) != v
-    ]
+    saved = index["metadata"] if "metadata" in index else index["about"]  # earlier versions
+    differences = [f"{k}: {v!r} here, {saved.get(k)!r} there" for k, v in metadata.items() if saved.get(k) != v]
     if differences:
         raise ValueError(f"{folder}: holds another run ({'; '.join(differences)}); choose another folder")
-    named = load_checked(folder / index["state"]["file"], index["state"]["sha256"])
-    state = ServerState(index["round"], named["weights"], *(unpack(named, group) for group in GROUPS))
-    tally = Tally(folder, {int(client): Kept(**entry) for client, entry in index["clients"].items()})
+    state = ServerState.unflatten(index["round"], StateFile(**index["state"]).read(folder))
+    sums = ClientSums(folder, {int(client): StateFile(**entry) for client, entry in index["clients"].items()})
     used = {int(client): ticket for client, ticket in index["used"].items()}
-    return Checkpoint(about, state, used, tally, index["rounds"])
+    return Checkpoint(metadata, state, used, sums, index["rounds"])

@@ -1,4 +1,4 @@
-"""The ClientApp: the same local loop as the simulation's, on a node of Flower."""
+"""The ClientApp: the local loop of core/client.py on a node of Flower."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -34,13 +34,18 @@ def client_app(
     threads: int | None = None,
     mods: list[Any] | None = None,
 ) -> ClientApp:
-    """A Flower app for the nodes; the method and the seed come with the server's messages.
+    """A Flower ClientApp. The method and the seed come with the server's messages.
 
-    `model` and `local` are values, or made from Flower's Context (`context.run_config`, `context.node_config`).
-    `load_data(context)` is this node's data: a pair (x, y) or a torch Dataset. The node's number among the clients is
-    `partition-id` of its node config, and batches derive from it. `memory` of the node config is a folder in which
-    the client's memory outlives the SuperNode. `algorithm` is for a method that is not in the catalogue. `mods` are
-    Flower's, for training.
+    `partition-id` of the node config is the client's number, from which its batches derive. `memory` of the node config
+    is a folder in which the client's memory survives a restart of the SuperNode.
+
+    Args:
+        model: the model, or a function that makes it from Flower's Context.
+        load_data: makes the node's data from the Context: a pair (x, y) or a torch Dataset.
+        local: how the client trains, or a function that makes it from the Context.
+        algorithm: the method, if it is not in the catalogue.
+        threads: to compute with; None leaves the process's own number.
+        mods: Flower's mods for training.
     """
     if threads is not None:
         check_count("client_app", "threads", threads)
@@ -48,35 +53,37 @@ def client_app(
 
     @app.query()
     def identify(message: Message, context: Context) -> Message:
-        return Message(RecordDict({records.METRICS: MetricRecord({"client": number(context)})}), reply_to=message)
+        return Message(
+            RecordDict({records.METRICS: MetricRecord({"client": _client_number(context)})}), reply_to=message
+        )
 
     @app.train(mods=mods or [])
     def train(message: Message, context: Context) -> Message:
-        client = number(context)
+        client = _client_number(context)
         module = model if isinstance(model, nn.Module) else model(context)
         training = local(context) if callable(local) else local or LocalTraining()
         flat, data = FlatModel(module), load_data(context)
         check_client(data, f"client {client}")
         order = records.read_order(message.content, flat)
-        rules = resolve(order, algorithm).for_model(flat.tensors)
-        memories = Memories(context.state, folder_of(context), client)
+        rules = _algorithm_of(order, algorithm).for_model(flat.tensors)
+        memories = Memories(context.state, _folder_of(context), client)
         found = memories.find(order.used) if order.used else Memory()
         before, lost = found or Memory(), found is None
         with compute_context(threads, flat.device):
-            steps = local_update(flat, data, rules, training, order.sent, before, client=client, seed=order.seed)
+            steps = local_update(flat, data, rules, training, order.broadcast, before, client=client, seed=order.seed)
             try:
                 answer = drain(steps)
             except (NotFinite, Unsupported) as error:
                 return Message(Error(RAISED, str(error)), reply_to=message)
-        memories.keep(**({order.used: before} if order.used and not lost else {}), **{order.ticket: answer.memory})
+        memories.keep(({order.used: before} if order.used and not lost else {}) | {order.ticket: answer.memory})
         shown = flat if order.as_model else None
-        return Message(records.answer_content(answer, lost, order.sent.weights, shown), reply_to=message)
+        return Message(records.answer_content(answer, lost, order.broadcast.weights, shown), reply_to=message)
 
     return app
 
 
-def number(context: Context) -> int:
-    """The client's number: where its batches and its memory belong, whatever Flower calls the node."""
+def _client_number(context: Context) -> int:
+    """The client's number, to which its batches and its memory belong; Flower's node id may change."""
     found = context.node_config.get("partition-id")
     if isinstance(found, bool) or not isinstance(found, int) or found < 0:
         raise ValueError(
@@ -86,7 +93,7 @@ def number(context: Context) -> int:
     return found
 
 
-def folder_of(context: Context) -> Path | None:
+def _folder_of(context: Context) -> Path | None:
     found = context.node_config.get("memory")
     if found is None:
         return None
@@ -95,8 +102,8 @@ def folder_of(context: Context) -> Path | None:
     return Path(found)
 
 
-def resolve(order: records.Order, own: Algorithm | None) -> Algorithm:
-    """The method the server runs. A message can name one of the catalogue; it cannot make a node import anything."""
+def _algorithm_of(order: records.Order, own: Algorithm | None) -> Algorithm:
+    """The method that the server runs. A message can name one of the catalogue; it cannot make a node import code."""
     if own is None and order.name not in CATALOGUE:
         raise ValueError(
             f"the server runs {order.algorithm}, not in the catalogue: give it to client_app(algorithm=...) too"

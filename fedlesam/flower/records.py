@@ -1,6 +1,6 @@
-"""Our messages as Flower's records, and back. No pickle: raw bytes with a name, a dtype and a shape.
+"""The messages between server and clients as Flower's records. No pickle: bytes with a name, a dtype and a shape.
 
-What comes from the network is checked here, before anything is computed with it; what is wrong is a ValueError.
+Messages from the network are checked here before anything is computed with them; an invalid one is a ValueError.
 """
 
 import io
@@ -21,12 +21,13 @@ from fedlesam.core.buffers import AVERAGED
 from fedlesam.core.flat_model import FlatModel
 from fedlesam.core.messages import Broadcast, ClientResult, Memory
 from fedlesam.core.slots import LocalResult, State
+from fedlesam.core.state import unflatten
 
 RAW = "fedlesam.raw"
-"""Serialisation of an Array: its entries in order, little-endian, and nothing else; so its bytes are the ledger's."""
+"""Serialisation of an Array: its entries in order, little-endian, as `Record.bytes_up` counts them."""
 
 NUMPY = "numpy.ndarray"
-"""Flower's own, which its mods need: a .npy file of 128 bytes more."""
+"""Flower's own serialisation, which its mods need: a .npy file with a header of 128 bytes."""
 
 DTYPES = {
     str(dtype).removeprefix("torch."): dtype
@@ -34,13 +35,17 @@ DTYPES = {
 }
 
 ARRAYS, CONFIG, METRICS = "arrays", "config", "metrics"
-"""The records of a message. One of each, as Flower's mods expect."""
+"""The records of a message, one of each kind, as Flower's mods expect."""
 
-SLOTS = ("buffers", "perturbation", "correction")
 TICKET = re.compile(r"[0-9a-f]{32}")
 
 
 def array(tensor: Tensor) -> Array:
+    """A tensor as Flower's Array.
+
+    Args:
+        tensor: on any device.
+    """
     if sys.byteorder != "little":
         raise ValueError("this machine is big-endian, which the messages are not made for")
     flat = tensor.detach().cpu().contiguous().reshape(-1)
@@ -49,7 +54,11 @@ def array(tensor: Tensor) -> Array:
 
 
 def tensor(array: Array) -> Tensor:
-    """The inverse. Lengths are compared before memory is taken: a shape is only a claim."""
+    """The tensor of an Array. Lengths are compared before memory is allocated, since the shape may be forged.
+
+    Args:
+        array: from the network.
+    """
     dtype, shape, data = DTYPES.get(array.dtype), tuple(array.shape), array.data
     if dtype is None:
         raise ValueError(f"dtype {array.dtype!r} is not one of {', '.join(DTYPES)}")
@@ -63,7 +72,7 @@ def tensor(array: Array) -> Tensor:
 
 
 def _npy(array: Array) -> tuple[tuple[int, ...], bytes]:
-    """numpy.load would take the memory a forged header asks for."""
+    """Shape and data of a .npy file; numpy.load would allocate what a forged header asks for."""
     file = io.BytesIO(array.data)
     if np.lib.format.read_magic(file) != (1, 0):
         raise ValueError("a .npy of another version than 1.0")
@@ -73,17 +82,47 @@ def _npy(array: Array) -> tuple[tuple[int, ...], bytes]:
     return shape, array.data[file.tell() :]
 
 
-def pack(**groups: Mapping[str, Tensor]) -> dict[str, Array]:
-    """`correction={"c": ...}` as `correction.c`."""
-    return {f"{group}.{name}": array(value) for group, named in groups.items() for name, value in named.items()}
+def arrays(tensors: Mapping[str, Tensor]) -> ArrayRecord:
+    """Named tensors as an ArrayRecord.
+
+    Args:
+        tensors: a flat dict (core/state.py).
+    """
+    return ArrayRecord({name: array(value) for name, value in tensors.items()})
 
 
-def unpack(named: Mapping[str, Tensor], group: str) -> State:
-    return {name.partition(".")[2]: value for name, value in named.items() if name.startswith(f"{group}.")}
+def tensors(record: Mapping[str, Array]) -> State:
+    """The named tensors of an ArrayRecord.
+
+    Args:
+        record: from the network.
+    """
+    found = {}
+    for name, value in record.items():
+        try:
+            found[name] = tensor(value)
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from error
+    return found
+
+
+def state_dict(model: FlatModel, weights: Tensor) -> ArrayRecord:
+    """Weights as a state dict in Flower's own serialisation, which its mods need.
+
+    Args:
+        model: has the names and shapes.
+        weights: a flat vector.
+    """
+    views = zip(model.names, model.views(weights), strict=True)
+    return ArrayRecord({name: Array(view.detach().cpu().numpy()) for name, view in views})
 
 
 def check_state(module: nn.Module) -> None:
-    """Refuse what a Flower ArrayRecord cannot hold, which is what NumPy cannot."""
+    """Refuse a model with tensors that NumPy, and so an ArrayRecord, cannot hold.
+
+    Args:
+        module: the model.
+    """
     for name, value in module.state_dict().items():
         try:
             (torch.empty(0, dtype=value.dtype) if value.layout is torch.strided else value).numpy()
@@ -94,18 +133,12 @@ def check_state(module: nn.Module) -> None:
             ) from error
 
 
-def tensors(record: Mapping[str, Array]) -> State:
-    found = {}
-    for name, value in record.items():
-        try:
-            found[name] = tensor(value)
-        except ValueError as error:
-            raise ValueError(f"{name}: {error}") from error
-    return found
-
-
 def payload(content: RecordDict) -> int:
-    """The bytes of its arrays, without the names and numbers around them."""
+    """The bytes of all arrays of a message, without names and numbers.
+
+    Args:
+        content: the message.
+    """
     return sum(len(value.data) for record in content.array_records.values() for value in record.values())
 
 
@@ -113,34 +146,32 @@ def payload(content: RecordDict) -> int:
 class Order:
     """What the server asks of one client in one round."""
 
-    sent: Broadcast
+    broadcast: Broadcast
     ticket: str
-    """Of this round and this attempt at it: the name of the memory that the client will make."""
+    """Identifies this attempt at the round, and the memory that the client will have after it."""
     used: str
-    """The ticket of the client's last answer that the server used; empty if it never used one."""
+    """The ticket of the client's last answer that the server used; empty if there is none."""
     seed: int
     algorithm: str
-    """As `repr`: what the client must compute."""
+    """The `repr` of the method that the client must run."""
     name: str = ""
-    """Of the catalogue; empty for a method of one's own, which both apps must have."""
+    """The method's name in the catalogue; empty for a custom method, which both apps must have."""
     hyper: Mapping[str, Any] = field(default_factory=dict)
     as_model: bool = False
-    """The answer is the client's model under the names of the one it received, as Flower's privacy mods expect."""
+    """Whether the answer is the client's model under the names of the received one, for Flower's privacy mods."""
 
 
-def broadcast_record(sent: Broadcast, model: FlatModel | None) -> ArrayRecord:
-    """The same for all clients of a round. With `model` as Flower's mods want it: a state dict in its own format."""
-    if model is not None:
-        views = zip(model.names, model.views(sent.weights), strict=True)
-        return ArrayRecord({name: Array(view.detach().cpu().numpy()) for name, view in views})
-    slots = {slot: getattr(sent, slot) for slot in SLOTS}
-    return ArrayRecord({"weights": array(sent.weights), **pack(**slots)})
+def order_content(order: Order, broadcast: ArrayRecord, config: Mapping[str, Any]) -> RecordDict:
+    """The message for one client.
 
-
-def order_content(order: Order, arrays: ArrayRecord, more: Mapping[str, Any]) -> RecordDict:
-    config = {
-        **more,
-        "round": order.sent.round,
+    Args:
+        order: its numbers.
+        broadcast: its arrays, the same for all clients of a round.
+        config: the user's, sent with it.
+    """
+    values = {
+        **config,
+        "round": order.broadcast.round,
         "ticket": order.ticket,
         "used": order.used,
         "seed": order.seed,
@@ -149,18 +180,24 @@ def order_content(order: Order, arrays: ArrayRecord, more: Mapping[str, Any]) ->
         "hyper": json.dumps(dict(order.hyper)),
         "as-model": order.as_model,
     }
-    return RecordDict({ARRAYS: arrays, CONFIG: ConfigRecord(config)})
+    return RecordDict({ARRAYS: broadcast, CONFIG: ConfigRecord(values)})
 
 
 def read_order(content: RecordDict, model: FlatModel) -> Order:
-    arrays, config = _record(content.array_records, ARRAYS), _record(content.config_records, CONFIG)
-    named = tensors(arrays)
+    """The order of a message.
+
+    Args:
+        content: the message.
+        model: the client's, which must be like the server's.
+    """
+    config = _record(content.config_records, CONFIG)
+    named = tensors(_record(content.array_records, ARRAYS))
     as_model = bool(_value(config, "as-model", bool))
     if as_model:
         if list(named) != model.names:
             raise ValueError(f"the server's model has the parameters {list(named)}, this app's has {model.names}")
         named = {"weights": torch.cat([value.reshape(-1) for value in named.values()])}
-    weights = named.pop("weights", None)
+    weights = named.get("weights")
     if weights is None or weights.shape != model.weights.shape or weights.dtype != model.weights.dtype:
         is_there = "none" if weights is None else f"{tuple(weights.shape)} of {weights.dtype}"
         raise ValueError(
@@ -168,19 +205,19 @@ def read_order(content: RecordDict, model: FlatModel) -> Order:
             f"{model.weights.dtype}: both apps must make the same model"
         )
     named = {name: value.to(model.device) for name, value in named.items()}
-    buffers = {name: (value.shape, value.dtype) for name, value in unpack(named, "buffers").items()}
-    ours = {name: model.state.forms[name] for name in model.state.names}
-    if buffers != ours and not as_model:
-        wrong = sorted(name for name in {**buffers, **ours} if buffers.get(name) != ours.get(name))
+    broadcast = Broadcast.unflatten(_value(config, "round", int), named)
+    buffers = {name: (value.shape, value.dtype) for name, value in broadcast.buffers.items()}
+    own = {name: model.state.forms[name] for name in model.state.names}
+    if buffers != own and not as_model:
+        wrong = sorted(name for name in {**buffers, **own} if buffers.get(name) != own.get(name))
         raise ValueError(
             f"the server's model has other buffers ({', '.join(wrong)}): both apps must make the same model"
         )
-    sent = Broadcast(_value(config, "round", int), weights.to(model.device), *(unpack(named, slot) for slot in SLOTS))
     ticket, used = _value(config, "ticket", str), _value(config, "used", str)
     if not TICKET.fullmatch(ticket) or (used and not TICKET.fullmatch(used)):
         raise ValueError(f"a ticket must be 32 hexadecimal digits, got {ticket!r} and {used!r}")
     return Order(
-        sent,
+        broadcast,
         ticket,
         used,
         _value(config, "seed", int),
@@ -192,13 +229,15 @@ def read_order(content: RecordDict, model: FlatModel) -> Order:
 
 
 def answer_content(answer: ClientResult, lost: bool, anchor: Tensor, model: FlatModel | None) -> RecordDict:
-    """What leaves a client. `model` is given where the answer must look like one."""
-    if model is not None:
-        views = zip(model.names, model.views(anchor + answer.result.update), strict=True)
-        arrays = {name: Array(view.detach().cpu().numpy()) for name, view in views}
-    else:
-        slots = {slot: getattr(answer, slot) for slot in SLOTS}
-        arrays = {"update": array(answer.result.update), **pack(**slots)}
+    """The message with a client's answer.
+
+    Args:
+        answer: the result of its round; the memory is not sent.
+        lost: whether the client had lost its memory.
+        anchor: the model that it received.
+        model: given where the answer must be a model.
+    """
+    content = arrays(answer.flatten()) if model is None else state_dict(model, anchor + answer.result.update)
     metrics = {
         "client": answer.client,
         "num-examples": answer.examples,
@@ -207,12 +246,12 @@ def answer_content(answer: ClientResult, lost: bool, anchor: Tensor, model: Flat
         "loss": answer.loss,
         "lost": int(lost),
     }
-    return RecordDict({ARRAYS: ArrayRecord(arrays), METRICS: MetricRecord(metrics)})
+    return RecordDict({ARRAYS: content, METRICS: MetricRecord(metrics)})
 
 
 @dataclass(frozen=True)
 class Expected:
-    """The form a good answer of this method has."""
+    """The names, shapes and dtypes that an answer must have."""
 
     model: FlatModel
     shapes: Mapping[str, tuple[torch.Size, torch.dtype]]
@@ -220,7 +259,14 @@ class Expected:
 
 
 def read_answer(content: RecordDict, client: int, anchor: Tensor, expected: Expected) -> tuple[ClientResult, bool]:
-    """A client's answer, and whether it had lost its memory. Whatever is wrong with it is a ValueError."""
+    """A client's answer, and whether it had lost its memory. An invalid answer is a ValueError.
+
+    Args:
+        content: the message.
+        client: the client that was asked.
+        anchor: the model that it was sent.
+        expected: the form of an answer.
+    """
     record, metrics = _record(content.array_records, ARRAYS), _record(content.metric_records, METRICS)
     if sorted(record) != sorted(expected.shapes):
         raise ValueError(f"it holds {sorted(record)}, expected {sorted(expected.shapes)}")
@@ -229,8 +275,8 @@ def read_answer(content: RecordDict, client: int, anchor: Tensor, expected: Expe
         if (value.shape, value.dtype) != expected.shapes[name]:
             shape, dtype = expected.shapes[name]
             raise ValueError(f"{name} is {tuple(value.shape)} of {value.dtype}, expected {tuple(shape)} of {dtype}")
-        if name.startswith("buffers."):
-            continue  # may be what was sent, which the reduction knows
+        if name.startswith("buffers/"):
+            continue  # may be not finite where the broadcast is, too: `Reduction` checks that
         if value.is_floating_point() and not bool(value.isfinite().all()):
             raise ValueError(f"{name} is not finite")
     if expected.as_model:
@@ -248,22 +294,12 @@ def read_answer(content: RecordDict, client: int, anchor: Tensor, expected: Expe
     answer = ClientResult(
         client=client,
         examples=numbers["num-examples"],
-        result=LocalResult(named["update"], numbers["steps"], numbers["lr"]),
+        result=LocalResult(named.pop("update"), numbers["steps"], numbers["lr"]),
         loss=numbers["loss"],
-        perturbation=unpack(named, "perturbation"),
-        correction=unpack(named, "correction"),
-        buffers=unpack(named, "buffers"),
         memory=Memory(),
+        **unflatten(named, "perturbation", "correction", "buffers"),
     )
     return answer, bool(numbers["lost"])
-
-
-def memory_record(memory: Memory) -> ArrayRecord:
-    return ArrayRecord(pack(perturbation=memory.perturbation, correction=memory.correction))
-
-
-def read_memory(named: Mapping[str, Tensor]) -> Memory:
-    return Memory(unpack(named, "perturbation"), unpack(named, "correction"))
 
 
 def _record(records: Mapping[str, Any], name: str) -> Any:

@@ -4,7 +4,6 @@ import copy
 import dataclasses
 import json
 import secrets
-import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -13,8 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import torch
-from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 from flwr.serverapp.strategy import Strategy as FlowerStrategy
@@ -24,18 +22,17 @@ from torch import nn
 from fedlesam import algorithms
 from fedlesam.algorithms import Algorithm
 from fedlesam.core import seeds
-from fedlesam.core.checks import NotFinite, check_choice, check_count, check_number
+from fedlesam.core.checks import check_choice, check_count, check_number
 from fedlesam.core.flat_model import FlatModel
-from fedlesam.core.messages import Broadcast, ClientResult
+from fedlesam.core.messages import Broadcast
 from fedlesam.core.module_check import check_module
-from fedlesam.core.reduction import Reduction
 from fedlesam.core.server import ServerState, server_step
-from fedlesam.core.slots import LocalResult, RoundResult
 from fedlesam.federation import count_active
 from fedlesam.flower import checkpoint, records
+from fedlesam.flower.answers import Answers, expected_form
 from fedlesam.flower.checkpoint import Checkpoint
-from fedlesam.flower.exchange import LATE, POLL, exchange
-from fedlesam.flower.tally import Tally, summing, without
+from fedlesam.flower.client_sums import ClientSums, remove_clients
+from fedlesam.flower.nodes import Nodes, exchange
 
 
 @dataclass(frozen=True)
@@ -47,9 +44,9 @@ class Round:
     active: list[int]
     """The clients that were asked."""
     dropped: dict[int, str]
-    """Those of the drawn clients whose answer was not used, and why."""
+    """The drawn clients whose answer was not used, with the reason."""
     lost: list[int]
-    """Those that answered and had lost their memory: they count as never active before."""
+    """The clients that answered and had lost their memory: they count as never active before."""
     train_loss: float
     lr: float
     seconds: float
@@ -59,11 +56,11 @@ class Round:
 
 
 @dataclass
-class Open:
+class _OpenRound:
     """A round that waits for its answers."""
 
     ticket: str
-    sent: Broadcast
+    broadcast: Broadcast
     drawn: list[int]
     messages: dict[int, Message]
     dropped: dict[int, str]
@@ -73,16 +70,20 @@ class Open:
 class Strategy(FlowerStrategy):
     """Any method of this project on Flower's Message API.
 
-    `model` is the first global model and the form of all others; it is copied. `algorithm` is a name of the
-    catalogue, with its hyper-parameters in `hyper`, or an Algorithm (then client_app needs it too). `clients` is N,
-    the number of clients there are: their SuperNodes have partition-id 0 to N - 1. `active` of them, a count or a
-    share, are drawn each round as `Federation` draws them. A round counts if `minimum` of the drawn clients, a count
-    or a share, answered before the timeout; otherwise it is tried again, `attempts` times at most. `patience` is how
-    many seconds to wait for SuperNodes to connect: at the start for all of them, later for the minimum.
-
-    With a `folder`, every round ends with a checkpoint there, and the same call goes on from it. `answer="model"` has
-    clients send their model in place of its change, which Flower's privacy mods need; only for methods that send
-    nothing else (docs/deploy.md).
+    Args:
+        model: the first global model; it is copied.
+        algorithm: a name of the catalogue, or an Algorithm (then `client_app` needs it, too).
+        clients: the number of clients N. Their SuperNodes have partition-id 0 to N - 1.
+        hyper: the hyper-parameters of a method given by name.
+        active: the clients of a round, a count (int) or a share (float), drawn as `Federation` draws them.
+        minimum: of the drawn clients, a count or a share, that must answer before the timeout for a round to count.
+        seed: of the run.
+        weighting: "examples" weights clients by their number of samples.
+        answer: "model" has clients send their model in place of its change, as Flower's privacy mods need; only for
+            methods that send nothing else (docs/deploy.md).
+        attempts: how often a round is tried.
+        patience: seconds to wait for SuperNodes to connect: at the start for all, later for the minimum.
+        folder: for a checkpoint after every round; the same call resumes from it.
     """
 
     def __init__(
@@ -121,22 +122,20 @@ class Strategy(FlowerStrategy):
         self.clients, self.seed, self.weighting = clients, seed, weighting
         self.active = count_active(active, clients)
         self.minimum = count_active(minimum, self.active)
-        self.attempts, self.patience = attempts, patience
+        self.attempts = attempts
         self.folder = Path(folder) if folder is not None else None
         check_module(model)
         records.check_state(model)
         self.flat = FlatModel(copy.deepcopy(model))
         self.as_model = answer == "model"
         self.state = ServerState.initial(self.algorithm, self.flat.weights.clone(), self.flat.buffers())
-        self.expected = self._expected()
         self.used: dict[int, str] = {}
-        self.tally = Tally(self.folder)
+        """By client, the ticket of its last answer that was used."""
+        self.sums = ClientSums(self.folder)
         self.rounds: list[Round] = []
-        self.nodes: dict[int, int] = {}
-        """The SuperNode of each client, by Flower's node id."""
-        self._claims: dict[int, int] = {}
-        self._open: Open | None = None
-        self._gathered = False
+        self.nodes = Nodes(clients, patience)
+        self._form = expected_form(self.algorithm, self.state, self.flat, self.as_model)
+        self._open: _OpenRound | None = None
         self._timeout: float | None = None
         self._shown: ArrayRecord | None = None
         self._resume()
@@ -153,15 +152,21 @@ class Strategy(FlowerStrategy):
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
     ) -> Result:
-        """Train until `num_rounds` rounds are done, those of the checkpoint included.
+        """Train until a number of rounds is done.
 
-        `timeout` is of a round, in seconds. `initial_arrays` is a state dict to begin with, in place of the model's
-        own. `evaluate_fn(rounds done, arrays)` is called at the start and after every round.
+        Args:
+            grid: Flower's.
+            initial_arrays: a state dict to begin with, in place of the model's own.
+            num_rounds: rounds, those of the checkpoint included.
+            timeout: seconds per round.
+            train_config: sent with every message.
+            evaluate_config: not used; clients do not evaluate.
+            evaluate_fn: called with the number of rounds done and the arrays, at the start and after every round.
         """
         check_count("start", "num_rounds", num_rounds)
         check_number("start", "timeout", timeout, above=0)
         if initial_arrays is not None and self.state.round == 0:
-            self._adopt(initial_arrays)
+            self._replace_model(initial_arrays)
         self.summary()
         self._timeout = timeout
         result, failed = Result(), 0
@@ -190,62 +195,78 @@ class Strategy(FlowerStrategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """The messages of a round. `server_round` is Flower's count; ours is in the state."""
+        """The messages of a round.
+
+        Args:
+            server_round: Flower's count; the state has its own.
+            arrays: the global model.
+            config: sent with every message.
+            grid: Flower's.
+        """
         if self._shown is not None and arrays is not self._shown:
-            self._adopt(arrays)
+            self._replace_model(arrays)
         drawn = self.draw_active(self.state.round)
-        online = self._gather(grid, drawn)
-        sent, ticket = self.state.broadcast(), secrets.token_hex(16)
-        shared = records.broadcast_record(sent, self.flat if self.as_model else None)
+        online = self.nodes.wait(grid, drawn, self.minimum)
+        broadcast, ticket = self.state.broadcast(), secrets.token_hex(16)
+        if self.as_model:
+            shared = records.state_dict(self.flat, broadcast.weights)
+        else:
+            shared = records.arrays(broadcast.flatten())
         messages = {}
         for client in (client for client in drawn if client in online):
             used = self.used.get(client, "")
             order = records.Order(
-                sent, ticket, used, self.seed, repr(self.algorithm), self.name, self.hyper, self.as_model
+                broadcast, ticket, used, self.seed, repr(self.algorithm), self.name, self.hyper, self.as_model
             )
             messages[client] = Message(
                 records.order_content(order, shared, config),
                 dst_node_id=online[client],
                 message_type=MessageType.TRAIN,
-                group_id=str(sent.round),
+                group_id=str(broadcast.round),
                 ttl=self._timeout,
             )
         absent = {client: "its SuperNode is not connected" for client in drawn if client not in online}
-        self._open = Open(ticket, sent, drawn, messages, absent)
+        self._open = _OpenRound(ticket, broadcast, drawn, messages, absent)
         return list(messages.values())
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """The next global model, or (None, None) and nothing changed if too few answers could be used."""
+        """The next global model, or (None, None) and nothing changed if too few answers could be used.
+
+        Args:
+            server_round: Flower's count.
+            replies: of the clients.
+        """
         if self._open is None:
             raise ValueError("aggregate_train comes after configure_train")
         current, self._open = self._open, None
-        answers, lost, dropped = self._read(current, replies)
-        reduction, answers = self._reduce(current, answers, dropped)
-        self._report(current, dropped)
-        if len(answers) < self.minimum:
-            log(WARNING, "round %d: %d answers, %d needed; again", current.sent.round, len(answers), self.minimum)
+        broadcast, answers = current.broadcast, Answers(dropped=dict(current.dropped))
+        answers.read(current.messages, replies, broadcast, self._form)
+        reduction = answers.reduce(broadcast, len(current.drawn), self.weighting == "examples")
+        dropped, used = dict(sorted(answers.dropped.items())), answers.used
+        self._log_dropped(broadcast.round, dropped)
+        if len(used) < self.minimum:
+            log(WARNING, "round %d: %d answers, %d needed; again", broadcast.round, len(used), self.minimum)
             return None, None
-        lost &= set(answers)
-        state = without(self.state, self.algorithm, self.tally, lost, self.clients)
+        state = remove_clients(self.state, self.algorithm, self.sums, answers.lost, self.clients)
         state = server_step(self.algorithm, state, reduction, self.clients)
-        tally = self.tally.plus(self.algorithm, current.sent.round, answers.values(), lost)
+        sums = self.sums.plus(self.algorithm, broadcast.round, used.values(), answers.lost)
         record = Round(
-            round=current.sent.round,
+            round=broadcast.round,
             active=sorted(current.messages),
-            dropped=dict(sorted(dropped.items())),
-            lost=sorted(lost),
+            dropped=dropped,
+            lost=sorted(answers.lost),
             train_loss=reduction.loss,
             lr=reduction.lr,
             seconds=time.perf_counter() - current.began,
             bytes_down=sum(records.payload(message.content) for message in current.messages.values()),
-            bytes_up=sum(answer.nbytes for answer in answers.values()),
+            bytes_up=sum(answer.nbytes for answer in used.values()),
         )
-        self._commit(state, self.used | dict.fromkeys(answers, current.ticket), tally, [*self.rounds, record])
-        log(INFO, "round %d: %d answers, loss %.4f", record.round, len(answers), record.train_loss)
-        numbers = {"train-loss": record.train_loss, "lr": record.lr, "answers": len(answers)}
-        sizes = {"left-out": len(dropped), "bytes-down": record.bytes_down, "bytes-up": record.bytes_up}
+        self._commit(state, self.used | dict.fromkeys(used, current.ticket), sums, [*self.rounds, record])
+        log(INFO, "round %d: %d answers, loss %.4f", record.round, len(used), record.train_loss)
+        numbers = {"train-loss": record.train_loss, "lr": record.lr, "answers": len(used)}
+        sizes = {"dropped": len(dropped), "bytes-down": record.bytes_down, "bytes-up": record.bytes_up}
         return self.arrays, MetricRecord({**numbers, **sizes})
 
     def configure_evaluate(
@@ -255,13 +276,15 @@ class Strategy(FlowerStrategy):
         return []
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """Clients do not evaluate."""
         return None
 
     def summary(self) -> None:
+        """Log what will be run."""
         log(INFO, "method: %r", self.algorithm)
         log(INFO, "%d clients, %d active, %d must answer", self.clients, self.active, self.minimum)
         if self.state.round:
-            log(INFO, "goes on from round %d of %s", self.state.round, self.folder)
+            log(INFO, "resumes from round %d of %s", self.state.round, self.folder)
 
     # The global model
 
@@ -274,12 +297,16 @@ class Strategy(FlowerStrategy):
         return self._shown
 
     def draw_active(self, round: int) -> list[int]:
-        """The active clients of a round, the same that `Federation` draws."""
-        draw = np.random.default_rng(seeds.derive(self.seed, "participation", round))
-        return sorted(int(i) for i in draw.choice(self.clients, self.active, replace=False))
+        """The active clients of a round, the same that `Federation` draws.
 
-    def _adopt(self, arrays: ArrayRecord) -> None:
-        """Another global model than ours: the user's first one, or one that a wrapper of Flower has added noise to."""
+        Args:
+            round: from 0.
+        """
+        rng = np.random.default_rng(seeds.derive(self.seed, "participation", round))
+        return sorted(int(i) for i in rng.choice(self.clients, self.active, replace=False))
+
+    def _replace_model(self, arrays: ArrayRecord) -> None:
+        """Continue from another global model: the user's first one, or one that a Flower wrapper added noise to."""
         state = self.state
         if state.round and (state.perturbation or state.correction or state.server):
             raise ValueError(
@@ -295,130 +322,14 @@ class Strategy(FlowerStrategy):
         if state.round:
             self._save()
 
-    # Who is there
+    def _log_dropped(self, round: int, dropped: dict[int, str]) -> None:
+        for client, reason in dropped.items():
+            log(WARNING, "round %d: client %d is dropped: %s", round, client, reason)
 
-    def _gather(self, grid: Grid, drawn: list[int]) -> dict[int, int]:
-        """The SuperNodes of the drawn clients; those that are not connected get some time for it."""
-        deadline = time.monotonic() + self.patience
-        while True:
-            online = self._identify(grid)
-            here = {client: node for client, node in self.nodes.items() if node in online}
-            ready = sum(client in here for client in drawn) >= self.minimum
-            if (ready and self._gathered) or len(here) == self.clients or time.monotonic() >= deadline:
-                self._gathered = True
-                return here
-            time.sleep(POLL)
-
-    def _identify(self, grid: Grid) -> set[int]:
-        """Ask SuperNodes that were not seen before which client they are."""
-        online = set(grid.get_node_ids())
-        unknown = sorted(online - set(self._claims))
-        asked = {node: Message(RecordDict(), dst_node_id=node, message_type=MessageType.QUERY) for node in unknown}
-        replies, missing = exchange(grid, asked, max(self.patience, 60.0))
-        for node, reply in replies.items():
-            try:
-                if reply.has_error():
-                    raise ValueError(reply.error.reason)
-                client = dict(reply.content.metric_records).get(records.METRICS, {}).get("client")
-                if type(client) is not int or not 0 <= client < self.clients:
-                    raise ValueError(f"it is client {client!r}, and there are clients 0 to {self.clients - 1}")
-                self._claims[node] = client
-            except ValueError as error:
-                missing[node] = str(error)
-        for node, reason in missing.items():
-            log(WARNING, "node %d is not used: %s", node, reason)
-        for node in sorted(online & set(self._claims)):
-            client = self._claims[node]
-            if self.nodes.get(client, node) not in online or client not in self.nodes:
-                self.nodes[client] = node
-            elif self.nodes[client] != node and node in unknown:
-                log(WARNING, "node %d is not used: client %d is node %d", node, client, self.nodes[client])
-        return online
-
-    # What came back
-
-    def _read(
-        self, current: Open, replies: Iterable[Message]
-    ) -> tuple[dict[int, ClientResult], set[int], dict[int, str]]:
-        asked = {message.metadata.message_id: client for client, message in current.messages.items()}
-        answers: dict[int, ClientResult] = {}
-        lost: set[int] = set()
-        dropped = dict(current.dropped)
-        for reply in replies:
-            client = asked.get(reply.metadata.reply_to_message_id)
-            if client is None or client in answers:
-                continue
-            try:
-                if reply.has_error():
-                    raise ValueError(reply.error.reason)
-                weights = current.sent.weights
-                answers[client], forgot = records.read_answer(reply.content, client, weights, self.expected)
-                lost |= {client} if forgot else set()
-            except Exception as error:
-                dropped[client] = str(error)
-        for client in current.messages:
-            if client not in answers:
-                dropped.setdefault(client, LATE)
-        if answers:
-            usual = statistics.median_low(answer.result.lr for answer in answers.values())
-            for client in [client for client, answer in answers.items() if answer.result.lr != usual]:
-                dropped[client] = f"its learning rate is {answers.pop(client).result.lr}, that of the others {usual}"
-        return dict(sorted(answers.items())), lost, dropped
-
-    def _reduce(
-        self, current: Open, answers: dict[int, ClientResult], dropped: dict[int, str]
-    ) -> tuple[Reduction, dict[int, ClientResult]]:
-        """The sums, and the answers that are in them."""
-        by_examples = self.weighting == "examples"
-        weight = sum(answer.examples for answer in answers.values()) if by_examples else len(current.drawn)
-        sent, added = current.sent, {}
-        reduction = Reduction(sent.round, max(1, weight), by_examples=by_examples, buffers=sent.buffers)
-        for client, answer in answers.items():
-            try:
-                reduction.add(answer)
-                added[client] = answer
-            except NotFinite as error:
-                dropped[client] = str(error)
-        return reduction, added
-
-    def _report(self, current: Open, dropped: dict[int, str]) -> None:
-        for client, reason in sorted(dropped.items()):
-            log(WARNING, "round %d: client %d is left out: %s", current.sent.round, client, reason)
-
-    def _expected(self) -> records.Expected:
-        """From the rules themselves: what they would upload after a round in which nothing happened."""
-        w, state = self.state.weights, self.state
-        perturbation, correction = self.algorithm.perturbation, self.algorithm.correction
-        uploads = {f"perturbation.{k}": v for k, v in perturbation.upload(perturbation.begin(w, {})).items()}
-        after = correction.next_client_state({}, state.correction, LocalResult(torch.zeros_like(w), 1, 1.0))
-        uploads |= {f"correction.{k}": v for k, v in correction.upload({}, after).items()}
-        uploads |= {f"buffers.{k}": v for k, v in state.buffers.items()}
-        if self.as_model:
-            self._check_as_model(more=bool(uploads))
-            uploads = dict(zip(self.flat.names, self.flat.views(w), strict=True))
-        else:
-            uploads["update"] = w
-        return records.Expected(self.flat, {k: (v.shape, v.dtype) for k, v in uploads.items()}, self.as_model)
-
-    def _check_as_model(self, more: bool) -> None:
-        w, broadcast = self.state.weights, self.state.broadcast()
-        if self.state.buffers or len(self.flat.module.state_dict()) != len(self.flat.names):
-            raise ValueError(
-                'answer="model" is for models whose state is their trainable parameters: no buffers (BatchNorm), no '
-                "frozen parameters; use GroupNorm"
-            )
-        more = more or bool(broadcast.perturbation or broadcast.correction or summing(self.algorithm))
-        still = RoundResult(w, torch.zeros_like(w), 1.0, 1.0, 1.0, {})
-        if more or self.algorithm.perturbation.aggregate({}, still) or self.algorithm.correction.aggregate({}, still):
-            raise ValueError(
-                'answer="model" is for methods that send the model and nothing else, and whose server keeps no sum '
-                f"over clients, such as fedavg, fedsam or fedlesam; not for {self.algorithm!r}"
-            )
-
-    # What is kept
+    # Checkpoints
 
     @property
-    def _about(self) -> dict[str, Any]:
+    def _metadata(self) -> dict[str, Any]:
         return {
             "algorithm": repr(self.algorithm),
             "clients": self.clients,
@@ -429,23 +340,23 @@ class Strategy(FlowerStrategy):
             "dtype": str(self.state.weights.dtype),
         }
 
-    def _commit(self, state: ServerState, used: dict[int, str], tally: Tally, rounds: list[Round]) -> None:
-        """The round becomes visible at once: first on disk, then here."""
+    def _commit(self, state: ServerState, used: dict[int, str], sums: ClientSums, rounds: list[Round]) -> None:
+        """Make the round visible at once: first on disk, then in memory."""
         if self.folder is not None:
             lines = [dataclasses.asdict(record) for record in rounds]
-            checkpoint.save(self.folder, Checkpoint(self._about, state, used, tally, lines))
-        self.state, self.used, self.tally, self.rounds, self._shown = state, used, tally, rounds, None
+            checkpoint.save(self.folder, Checkpoint(self._metadata, state, used, sums, lines))
+        self.state, self.used, self.sums, self.rounds, self._shown = state, used, sums, rounds, None
 
     def _save(self) -> None:
         shown = self._shown
-        self._commit(self.state, self.used, self.tally, self.rounds)
+        self._commit(self.state, self.used, self.sums, self.rounds)
         self._shown = shown
 
     def _resume(self) -> None:
-        found = checkpoint.load(self.folder, self._about) if self.folder is not None else None
+        found = checkpoint.load(self.folder, self._metadata) if self.folder is not None else None
         if found is None:
             return
-        self.state, self.used, self.tally = found.state, dict(found.used), found.tally
+        self.state, self.used, self.sums = found.state, dict(found.used), found.sums
         for line in found.rounds:
             dropped = {int(client): reason for client, reason in line["dropped"].items()}
             self.rounds.append(Round(**{**line, "dropped": dropped}))

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from fedlesam.core.checks import NotFinite
-from fedlesam.engines.serial import is_the_clients, reason
+from fedlesam.engines.base import is_client_error, reason
 from fedlesam.federation import Federation, Record
 from fedlesam.probes import readings
 from fedlesam.probes.base import Look, Probe
@@ -73,7 +73,7 @@ def take(probe: Probe, look: Look, path: Path, more: Mapping[str, Any] | None = 
     try:
         values, metadata = probe.reading(look)
     except Exception as error:
-        if not is_the_clients(error):
+        if not is_client_error(error):
             raise
         look.missing.append(_why(error))
         values, metadata = {}, probe.settings

@@ -10,7 +10,7 @@ from torch import Tensor
 from fedlesam.core import seeds
 from fedlesam.core.checks import check_count
 from fedlesam.core.messages import Memory
-from fedlesam.engines.serial import is_the_clients, reason
+from fedlesam.engines.base import is_client_error, reason
 from fedlesam.federation import Federation
 from fedlesam.probes.base import Look, Probe, Values, every_or
 from fedlesam.probes.loss import GlobalLoss
@@ -43,7 +43,7 @@ def constant_perturbations(
                     state.weights, rule.begin(state.weights, memory), state.perturbation
                 )
             except Exception as error:
-                if not federation.failures.drops or not is_the_clients(error):
+                if not federation.failures.drops or not is_client_error(error):
                     raise
                 (dropped if dropped is not None else {})[client] = reason(error)
     return {client: e for client, e in found.items() if e is not None and e.norm() > 0}

@@ -16,22 +16,20 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor
 
 from fedlesam.core import disk
 from fedlesam.core.disk import Damaged, FileDigest, check_digest
-from fedlesam.core.messages import size_in_bytes, unshare
 from fedlesam.core.names import one_line
 from fedlesam.core.server import ServerState
 from fedlesam.core.space import cannot_write
-from fedlesam.engines.serial import Saved
+from fedlesam.core.state import UNREADABLE, load, save, size_in_bytes
+from fedlesam.engines.base import Saved
 from fedlesam.engines.store import anchor_file, client_file
 from fedlesam.federation import Federation
 from fedlesam.runs.journal import Journal
 
 FORMAT = 1
-SLOTS = ("buffers", "perturbation", "correction", "server")
 PREVIOUS = "previous"
 """The model of the round before, in the file of the server's state."""
 MANIFEST = re.compile(r"round\d{6,}\.json")
@@ -135,14 +133,14 @@ class Checkpoints:
         if self.chain and self.chain[-1].round == state.round:
             return
         known = {name: seal for manifest in self.chain for name, seal in manifest.memories.items()}
-        tensors = flat(state) | ({PREVIOUS: previous} if previous is not None else {})
+        tensors = state.flatten() | ({PREVIOUS: previous} if previous is not None else {})
         try:
             disk.make_folder(self.clients)
             saved = federation.save_memories(self.clients, known.keys())
             known |= saved.digests
             names = [client_file(round, client) for client, round in saved.rounds.items()]
             names += [anchor_file(round) for round in set(saved.rounds.values())]
-            disk.write_tensors(self._state(state.round), unshare(tensors))
+            save(self._state(state.round), tensors)
             manifest = Manifest(
                 run=describe(federation) | self.about,
                 round=state.round,
@@ -249,20 +247,17 @@ class Checkpoints:
     def _read_state(self, manifest: Manifest, like: ServerState) -> tuple[ServerState, Tensor | None]:
         path, device = self._state(manifest.round), like.weights.device
         check_digest(path, manifest.state)
-        parts: dict[str, dict[str, Tensor]] = {slot: {} for slot in SLOTS}
         try:
-            tensors = load_file(path, device=str(device))
-            weights, previous = tensors.pop("weights"), tensors.pop(PREVIOUS, None)
-            for name, tensor in tensors.items():
-                slot, _, key = name.partition("/")
-                parts[slot][key] = tensor
-            if forms({"": weights, **parts["buffers"]}) != forms({"": like.weights, **like.buffers}):
+            tensors, _ = load(path, device)
+            previous = tensors.pop(PREVIOUS, None)
+            state = ServerState.unflatten(manifest.round, tensors)
+            if forms({"": state.weights, **state.buffers}) != forms({"": like.weights, **like.buffers}):
                 raise ValueError("it is of another model")
-            if previous is not None and forms({"": previous}) != forms({"": weights}):
+            if previous is not None and forms({"": previous}) != forms({"": state.weights}):
                 raise ValueError("the model before is of another one")
-        except (OSError, SafetensorError, ValueError, KeyError) as error:
+        except UNREADABLE as error:
             raise Damaged(one_line(f"{path}: is damaged: {error}")) from error
-        return ServerState(manifest.round, weights, **parts), previous
+        return state, previous
 
     def _prune(self, federation: Federation) -> None:
         """Forget all but the newest; manifests go first, so that none is left without its files."""
@@ -290,11 +285,6 @@ def manifest_file(round: int) -> str:
 
 def forms(tensors: Mapping[str, Tensor]) -> dict[str, object]:
     return {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
-
-
-def flat(state: ServerState) -> dict[str, Tensor]:
-    named = {f"{slot}/{name}": tensor for slot in SLOTS for name, tensor in getattr(state, slot).items()}
-    return {"weights": state.weights, **named}
 
 
 def describe(federation: Federation) -> dict[str, str]:

@@ -11,8 +11,8 @@ from torch import nn
 from fedlesam.algorithms import Algorithm
 from fedlesam.core.batches import size_of, steps_per_epoch
 from fedlesam.core.local import LocalTraining
-from fedlesam.core.messages import size_in_bytes
 from fedlesam.core.space import size
+from fedlesam.core.state import size_in_bytes
 from fedlesam.federation import Federation
 from fedlesam.runs.config import RunConfig
 

@@ -223,7 +223,7 @@ def test_a_loss_after_the_end_is_none() -> None:
 def test_it_is_said_who_is_missing(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setenv("MASTER_ADDR", "head")
     monkeypatch.setenv("MASTER_PORT", "29500")
-    monkeypatch.setattr(meeting, "SPEAK", 0.5)
+    monkeypatch.setattr(meeting, "LOG_EVERY", 0.5)
     monkeypatch.setattr(meeting, "GIVE_UP", 2.0)
     store = dist.HashStore()
     with pytest.raises(WorkerLost, match="process 1, 2 of 3 did not come to head:29500 within"):
@@ -238,7 +238,7 @@ def test_it_is_said_that_nobody_comes(monkeypatch: pytest.MonkeyPatch, caplog: p
         port = server.getsockname()[1]
     for name, value in {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "RANK": 0, "WORLD_SIZE": 2}.items():
         monkeypatch.setenv(name, str(value))
-    monkeypatch.setattr(meeting, "SPEAK", 0.5)
+    monkeypatch.setattr(meeting, "LOG_EVERY", 0.5)
     monkeypatch.setattr(meeting, "GIVE_UP", 2.0)
     with pytest.raises(WorkerLost, match=f"the 2 processes of this run did not all come to 127.0.0.1:{port}"):
         meeting.open_store(2)

@@ -592,7 +592,7 @@ def test_work_is_measured_in_steps() -> None:
     clients = [*samples((4, 4, 4), dtype=torch.float32), *samples((40,), dtype=torch.float32)]
     with make(clients=clients, workers=2, local=training(epochs=1)) as fed:
         fed.round([0, 1, 2, 3])
-        assert fed._engine.jobs == [[3], [0, 1, 2]]  # type: ignore[union-attr]
+        assert fed._engine._jobs == [[3], [0, 1, 2]]  # type: ignore[union-attr]
 
 
 def test_the_record_has_the_leaders_time_only() -> None:

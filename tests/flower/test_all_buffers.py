@@ -76,7 +76,7 @@ def test_what_is_wrong_is_left_out_and_said(change: dict[str, bool], says: str) 
     grid = LocalGrid(app(make=lambda context: Net(**change)), CLIENTS)
     server = strategy(Net())
     said: list[str] = []
-    server._report = lambda current, dropped: said.extend(dropped.values())  # type: ignore[method-assign]
+    server._log_dropped = lambda round, dropped: said.extend(dropped.values())  # type: ignore[method-assign]
     with pytest.raises(RuntimeError, match="fewer than"):
         server.start(grid, num_rounds=1, timeout=TIMEOUT)
     assert said
@@ -87,7 +87,7 @@ def test_another_models_buffers_are_refused() -> None:
     flat = FlatModel(Net())
     sent = Broadcast(0, flat.weights, {**flat.buffers(), "mean": torch.zeros(4)}, {}, {})
     order = records.Order(sent, "a" * 32, "", 7, "X")
-    content = records.order_content(order, records.broadcast_record(sent, None), {})
+    content = records.order_content(order, records.arrays(sent.flatten()), {})
     with pytest.raises(ValueError, match=r"other buffers \(mean\): both apps"):
         records.read_order(content, flat)
 

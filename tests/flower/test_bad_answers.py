@@ -13,7 +13,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDic
 from scenes import TIMEOUT, assert_same_memories, assert_same_state, assert_sums_hold, scene, simulation
 
 from fedlesam.flower import records
-from fedlesam.flower.exchange import LATE
+from fedlesam.flower.nodes import LATE
 
 pytestmark = pytest.mark.extras
 
@@ -60,15 +60,15 @@ def content(make: Callable[[Message], RecordDict]) -> Change:
 ENTRIES = 39
 WRONG: dict[str, tuple[Change, str]] = {
     "nan": (entry("update", float("nan")), "update is not finite"),
-    "infinite": (entry("correction.change", float("inf")), "correction.change is not finite"),
-    "huge": (entry("correction.change", 1e30), "too large"),
+    "infinite": (entry("correction/change", float("inf")), "correction/change is not finite"),
+    "huge": (entry("correction/change", 1e30), "too large"),
     "short": (put("update", records.array(torch.zeros(3))), r"update is \(3,\)"),
     "matrix": (put("update", records.array(torch.zeros(3, 13))), r"update is \(3, 13\)"),
     "double": (put("update", records.array(torch.zeros(ENTRIES, dtype=torch.float64))), "torch.float64"),
     "lying-shape": (put("update", Array("float32", (ENTRIES,), records.RAW, b"123")), "3 bytes are not"),
     "pickle": (put("update", Array("float32", (ENTRIES,), "pickle", b"cos\nsystem\n")), "serialisation 'pickle'"),
     "one-too-many": (put("memory.c", records.array(torch.zeros(ENTRIES))), "expected"),
-    "one-too-few": (arrays(lambda record: record.pop("correction.change")), "expected"),
+    "one-too-few": (arrays(lambda record: record.pop("correction/change")), "expected"),
     "no-arrays": (content(lambda r: RecordDict({"metrics": r.content["metrics"]})), "'arrays' is missing"),
     "no-metrics": (content(lambda r: RecordDict({"arrays": r.content["arrays"]})), "'metrics' is missing"),
     "other-kind": (content(lambda r: RecordDict({"arrays": ConfigRecord()})), "'arrays' is missing"),
@@ -106,7 +106,7 @@ def test_left_out_and_reported(name: str) -> None:
     record = strategy.rounds[-1]
     assert list(record.dropped) == [1]
     assert re.search(says, record.dropped[1]), record.dropped
-    assert result.train_metrics_clientapp[2]["left-out"] == 1
+    assert result.train_metrics_clientapp[2]["dropped"] == 1
     strategy.start(grid, num_rounds=3, timeout=TIMEOUT)
     for active in ([*range(6)], [0, 2, 3, 4, 5], [*range(6)]):
         fed.round(active)
@@ -129,11 +129,11 @@ def test_it_is_in_the_log() -> None:
         strategy.start(grid, num_rounds=1, timeout=TIMEOUT)
     finally:
         logging.getLogger("flwr").removeHandler(handler)
-    assert "round 0: client 1 is left out: update is not finite" in said
+    assert "round 0: client 1 is dropped: update is not finite" in said
 
 
 def test_an_answer_that_cannot_even_be_read() -> None:
-    """Flower's own reader fails: only that client is left out."""
+    """Flower's own reader fails: only that client is dropped."""
     strategy, grid = scene("scaffold")
     fed = simulation("scaffold")
     read = grid.pull_messages

@@ -1,5 +1,6 @@
 """The server stops and goes on from its checkpoint, with the nodes still up."""
 
+import hashlib
 import json
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import torch
 
 pytest.importorskip("flwr", reason="needs Flower: pip install 'fedlesam[flower]'")
 
+from safetensors.torch import load, save
 from scenes import (
     TIMEOUT,
     assert_same_memories,
@@ -18,7 +20,8 @@ from scenes import (
     simulation,
 )
 
-from fedlesam.flower import Strategy, checkpoint
+from fedlesam.core import disk
+from fedlesam.flower import Strategy
 
 pytestmark = pytest.mark.extras
 
@@ -86,23 +89,21 @@ def test_a_crash_while_writing_leaves_the_round_before(
     fails_at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each of the eight files of a round: six clients' sums, the state, the index."""
-    from fedlesam.flower import tally
-
     strategy, grid = scene("scaffold", memory=tmp_path / "nodes", folder=tmp_path / "server")
     strategy.start(grid, num_rounds=2, timeout=TIMEOUT)
     state, used = strategy.state, dict(strategy.used)
-    real, written = checkpoint.write, []
+    real, written = disk.write_bytes, []
 
     def write(path: Path, content: bytes) -> None:
-        written.append(path.name)
-        if len(written) > fails_at:
+        ours = path.parent.name == "server"
+        written.extend([path.name] if ours else [])
+        if ours and len(written) > fails_at:
             path.with_name(path.name + ".part").write_bytes(content[: len(content) // 2])
             raise OSError("no space left on device")
         real(path, content)
 
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "write", write)
-        patch.setattr(tally, "write", write)
+        patch.setattr(disk, "write_bytes", write)
         with pytest.raises(OSError, match="no space"):
             strategy.start(grid, num_rounds=3, timeout=TIMEOUT)
     assert strategy.state is state
@@ -163,4 +164,35 @@ def test_the_index_is_plain_json(tmp_path: Path) -> None:
     index = json.loads((tmp_path / "checkpoint.json").read_text())["checkpoint"]
     assert index["round"] == 2
     assert len(index["rounds"]) == 2
-    assert index["about"]["algorithm"] == repr(strategy.algorithm)
+    assert index["metadata"]["algorithm"] == repr(strategy.algorithm)
+
+
+def test_a_checkpoint_of_an_earlier_version_is_read(tmp_path: Path) -> None:
+    """Its tensors were called slot.name, and its settings `about`."""
+    strategy, grid = scene("scaffold", memory=tmp_path / "nodes", folder=tmp_path / "server")
+    strategy.start(grid, num_rounds=2, timeout=TIMEOUT)
+    grid.new_run()
+    path = tmp_path / "server" / "checkpoint.json"
+    index = json.loads(path.read_text())["checkpoint"]
+    index["about"] = index.pop("metadata")
+    for entry in (index["state"], *index["clients"].values()):
+        file = tmp_path / "server" / entry["file"]
+        entry["sha256"] = renamed(file)
+    for file in (tmp_path / "nodes").glob("*.safetensors"):
+        renamed(file)
+    body = json.dumps(index, sort_keys=True)
+    path.write_text(json.dumps({"sha256": hashlib.sha256(body.encode()).hexdigest(), "checkpoint": index}))
+    again, _ = scene("scaffold", folder=tmp_path / "server")
+    again.start(grid, num_rounds=4, timeout=TIMEOUT)
+    assert not any(record.lost for record in again.rounds)
+    fed = simulation("scaffold")
+    list(fed.run(4))
+    assert_same_state(again, fed)
+    assert_same_memories(again, grid, fed)
+
+
+def renamed(file: Path) -> str:
+    """A file with the names of earlier versions; its checksum."""
+    content = save({name.replace("/", ".", 1): tensor for name, tensor in load(file.read_bytes()).items()})
+    file.write_bytes(content)
+    return hashlib.sha256(content).hexdigest()

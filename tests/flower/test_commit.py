@@ -27,8 +27,8 @@ from scenes import (
 )
 
 from fedlesam.flower import Strategy, records
-from fedlesam.flower.exchange import LATE
 from fedlesam.flower.memory import PREFIX
+from fedlesam.flower.nodes import LATE
 
 pytestmark = pytest.mark.extras
 

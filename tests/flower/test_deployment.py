@@ -148,8 +148,8 @@ def test_a_node_and_the_server_die_and_come_back(deployment: Deployment, tmp_pat
     assert all(clients in ([], [2]) for clients in lost), "nodes 0 and 1 have their memory in files"
     assert lost[0] == [2], "for Flower it is another run, and node 2 keeps its memory in the run's state only"
     kept = [own_c(deployment, found, client) for client in (0, 1)]
-    kept.append(load_file(tmp_path / found["clients"]["2"]["file"])["correction.change"])
-    c = load_file(tmp_path / found["state"]["file"])["correction.c"]
+    kept.append(load_file(tmp_path / found["clients"]["2"]["file"])["correction/change"])
+    c = load_file(tmp_path / found["state"]["file"])["correction/c"]
     assert c.norm() > 0.01
     torch.testing.assert_close(c, torch.stack(kept).mean(0), atol=1e-5, rtol=1e-4)
 
@@ -157,7 +157,7 @@ def test_a_node_and_the_server_die_and_come_back(deployment: Deployment, tmp_pat
 def own_c(deployment: Deployment, found: dict[str, Any], client: int) -> torch.Tensor:
     """The c_i of a node that keeps its memory in files, as it lies there."""
     name = f"client{client:06d}-{found['used'][str(client)]}.safetensors"
-    return load_file(deployment.folder / "memory" / name)["correction.c"]
+    return load_file(deployment.folder / "memory" / name)["correction/c"]
 
 
 def test_nothing_is_installed_and_nobody_is_told(deployment: Deployment) -> None:

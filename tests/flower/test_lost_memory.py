@@ -22,7 +22,7 @@ from scenes import (
 
 from fedlesam.algorithms import CATALOGUE, get
 from fedlesam.flower import Strategy, records
-from fedlesam.flower.tally import summing
+from fedlesam.flower.client_sums import summing_slots
 
 pytestmark = pytest.mark.extras
 
@@ -31,7 +31,7 @@ SUMMING += ["fedlesam-released-s", "fedlesam-released-d"]
 
 
 def test_which_methods_have_sums_over_clients() -> None:
-    assert sorted(name for name in CATALOGUE if summing(get(name))) == sorted(SUMMING)
+    assert sorted(name for name in CATALOGUE if summing_slots(get(name))) == sorted(SUMMING)
 
 
 @pytest.mark.parametrize("name", SUMMING)
@@ -50,7 +50,7 @@ def test_the_sums_stay_true(name: str) -> None:
 
 def test_without_forgetting_they_would_not(monkeypatch: pytest.MonkeyPatch) -> None:
     """The test above can fail."""
-    monkeypatch.setattr("fedlesam.flower.strategy.without", lambda state, *_: state)
+    monkeypatch.setattr("fedlesam.flower.strategy.remove_clients", lambda state, *_: state)
     strategy, grid = scene("scaffold")
     strategy.start(grid, num_rounds=2, timeout=TIMEOUT)
     grid.of(2).context.state = RecordDict()
@@ -64,9 +64,9 @@ def test_it_is_as_if_the_client_had_never_been_active(name: str) -> None:
     """All clients lose all memory: what is left is the model, as in a new federation that starts from it."""
     strategy, grid = scene(name)
     strategy.start(grid, num_rounds=2, timeout=TIMEOUT)
-    from fedlesam.flower.tally import without
+    from fedlesam.flower.client_sums import remove_clients
 
-    bare = without(strategy.state, strategy.algorithm, strategy.tally, range(CLIENTS), CLIENTS)
+    bare = remove_clients(strategy.state, strategy.algorithm, strategy.sums, range(CLIENTS), CLIENTS)
     for slot in ("correction", "server"):
         for value in getattr(bare, slot).values():
             assert value.abs().max() < 1e-6
@@ -114,7 +114,7 @@ def test_a_node_that_returns_as_another() -> None:
     strategy, grid = scene("fedlesam-s")
     strategy.start(grid, num_rounds=2, timeout=TIMEOUT)
     leave_and_return(strategy, grid, client=5, node=77)
-    assert strategy.nodes[5] == 77
+    assert strategy.nodes.of[5] == 77
     assert [record.lost for record in strategy.rounds] == [[], [], [], [5], []]
     assert_sums_hold(strategy, grid)
 
@@ -151,7 +151,7 @@ def test_two_nodes_cannot_be_one_client() -> None:
     strategy, grid = scene("scaffold")
     grid.join(5, client=2)
     strategy.start(grid, num_rounds=1, timeout=TIMEOUT)
-    assert strategy.nodes[2] in (5, 1014)
+    assert strategy.nodes.of[2] in (5, 1014)
     fed = simulation("scaffold")
     fed.round()
     assert_same_state(strategy, fed)
@@ -162,7 +162,7 @@ def test_a_node_without_a_good_number_is_not_used(number: object) -> None:
     strategy, grid = scene("fedavg")
     grid.join(5, client=number)
     strategy.start(grid, num_rounds=1, timeout=TIMEOUT)
-    assert 5 not in strategy.nodes.values()
+    assert 5 not in strategy.nodes.of.values()
     assert strategy.rounds[0].active == [*range(6)]
 
 

@@ -117,16 +117,16 @@ def same(one: Tensor, other: Tensor) -> bool:
 def test_an_order_comes_back() -> None:
     flat = model()
     sent = order(flat)
-    content = records.order_content(sent, records.broadcast_record(sent.sent, None), {"clipping_norm": 1.0})
+    content = records.order_content(sent, records.arrays(sent.broadcast.flatten()), {"clipping_norm": 1.0})
     back = records.read_order(content, flat)
-    assert records.payload(content) == sent.sent.nbytes, "the bytes of the cost ledger"
+    assert records.payload(content) == sent.broadcast.nbytes, "the bytes of the cost ledger"
     assert content.config_records["config"]["clipping_norm"] == 1.0
     for name in ("ticket", "used", "seed", "algorithm", "name", "hyper", "as_model"):
         assert getattr(back, name) == getattr(sent, name)
-    assert back.sent.round == 4
-    assert same(back.sent.weights, sent.sent.weights)
-    for slot in records.SLOTS:
-        left, right = getattr(back.sent, slot), getattr(sent.sent, slot)
+    assert back.broadcast.round == 4
+    assert same(back.broadcast.weights, sent.broadcast.weights)
+    for slot in ("buffers", "perturbation", "correction"):
+        left, right = getattr(back.broadcast, slot), getattr(sent.broadcast, slot)
         assert left.keys() == right.keys()
         assert all(same(left[name], right[name]) for name in left)
 
@@ -143,12 +143,12 @@ def test_orders_that_are_refused(change: dict[str, object], says: str) -> None:
     flat = model()
     sent = order(flat, **change)
     with pytest.raises(ValueError, match=says):
-        records.read_order(records.order_content(sent, records.broadcast_record(sent.sent, None), {}), flat)
+        records.read_order(records.order_content(sent, records.arrays(sent.broadcast.flatten()), {}), flat)
 
 
 def test_another_model_is_refused() -> None:
     sent = order(model())
-    content = records.order_content(sent, records.broadcast_record(sent.sent, None), {})
+    content = records.order_content(sent, records.arrays(sent.broadcast.flatten()), {})
     with pytest.raises(ValueError, match="both apps must make the same model"):
         records.read_order(content, FlatModel(nn.Linear(2, 2)))
     with pytest.raises(ValueError, match="record 'arrays' is missing"):
@@ -164,8 +164,8 @@ def answer(flat: FlatModel) -> ClientResult:
 
 def expected(flat: FlatModel) -> records.Expected:
     made = answer(flat)
-    named = {"update": made.result.update, "perturbation.mu": flat.weights, "correction.change": flat.weights}
-    named |= {f"buffers.{name}": value for name, value in made.buffers.items()}
+    named = {"update": made.result.update, "perturbation/mu": flat.weights, "correction/change": flat.weights}
+    named |= {f"buffers/{name}": value for name, value in made.buffers.items()}
     return records.Expected(flat, {name: (value.shape, value.dtype) for name, value in named.items()}, False)
 
 
@@ -179,7 +179,7 @@ def test_an_answer_comes_back_without_the_memory() -> None:
     assert back.memory == Memory(), "it stays on the node"
     assert same(back.result.update, made.result.update)
     assert (back.result.steps, back.result.lr, back.examples, back.loss) == (5, 0.1, 11, 1.5)
-    for slot in records.SLOTS:
+    for slot in ("buffers", "perturbation", "correction"):
         left, right = getattr(back, slot), getattr(made, slot)
         assert left.keys() == right.keys()
         assert all(same(left[name], right[name]) for name in left)
@@ -188,8 +188,8 @@ def test_an_answer_comes_back_without_the_memory() -> None:
 def test_a_memory_comes_back() -> None:
     w = torch.randn(5)
     memory = Memory({"old": w, "mu": w}, {"c": w + 1})
-    back = records.read_memory(records.tensors(records.memory_record(memory)))
+    back = Memory.unflatten(records.tensors(records.arrays(memory.flatten())))
     assert same(back.perturbation["old"], w)
     assert same(back.perturbation["mu"], w)
     assert same(back.correction["c"], w + 1)
-    assert records.read_memory(records.tensors(ArrayRecord())) == Memory()
+    assert Memory.unflatten(records.tensors(ArrayRecord())) == Memory()

@@ -74,7 +74,7 @@ class Scene:
         """So that whatever is right afterwards has been restored."""
         state = self.federation.state
         self.federation.state = dataclasses.replace(state, round=99, weights=torch.full_like(state.weights, torch.nan))
-        self.federation.memories.forget()
+        self.federation.memories.clear()
         if self.federation.memories.folder is not None:
             make_tree(self.federation.memories.folder, {})
 

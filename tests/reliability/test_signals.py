@@ -137,7 +137,7 @@ def test_a_stop_in_the_last_round_is_not_forgotten(tmp_path: Path, monkeypatch: 
             record = rounds(federation)
             if record.round == 5:
                 os.kill(os.getpid(), signal.SIGTERM)
-                wait_for(lambda: federation._here.halt._signum.value)
+                wait_for(lambda: federation._local_engine.stop_flag._signum.value)
             return record
 
         monkeypatch.setattr(Federation, "round", last)
