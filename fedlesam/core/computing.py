@@ -1,4 +1,4 @@
-"""A process while it computes for a run: its threads, its random numbers, its memory."""
+"""Settings of a process while it computes: threads, random number generators, malloc."""
 
 import contextlib
 import ctypes
@@ -14,13 +14,18 @@ from fedlesam.core import seeds
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 """Of glibc's mallopt."""
 LARGE = 128 << 20
-"""Bytes; a larger block still goes back to the system when it is freed. Vectors of ResNet-18 are smaller."""
+"""Bytes; a larger block is still returned to the system when it is freed. Vectors of ResNet-18 are smaller."""
 NEVER = (1 << 31) - 1
 
 
 @contextlib.contextmanager
 def compute_context(threads: int | None, device: torch.device) -> Iterator[None]:
-    """So many threads (None: the process's own); afterwards the caller's threads and random numbers are as before."""
+    """Compute inside the block; afterwards the caller's threads and random number generators are as before.
+
+    Args:
+        threads: to compute with; None leaves the process's own number.
+        device: whose random number generator is restored, beside the CPU's.
+    """
     keep_freed_memory()
     before = torch.get_num_threads()
     if threads is not None:
@@ -35,10 +40,10 @@ def compute_context(threads: int | None, device: torch.device) -> Iterator[None]
 
 @functools.cache
 def keep_freed_memory() -> None:
-    """Let glibc keep what a step frees for the next one: given back, its pages are faulted in and zeroed every time.
+    """Have glibc keep freed memory for the next step; memory returned to the system is faulted in and zeroed again.
 
-    That is a tenth to a fifth of a step (docs/benchmarks.md). What a process takes at its peak stays its own until it
-    ends. Who has set malloc's thresholds is left alone; where there is no glibc nothing is done.
+    That costs a tenth to a fifth of a step (docs/benchmarks.md). In exchange a process keeps its peak memory until it
+    ends. Nothing is changed if the user has set malloc's thresholds, or without glibc.
     """
     chosen = {"MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES"} & os.environ.keys()
     if platform.libc_ver()[0] == "glibc" and not chosen:

@@ -12,27 +12,29 @@ from fedlesam.core.flat_model import FlatModel, Loss
 from fedlesam.core.sound import check_finite
 
 BATCH = 500
-"""Fixed, so that an evaluation gives the same bits whoever makes it."""
+"""Samples per batch. Fixed, so that an evaluation gives the same bits in any process."""
 
 
 @dataclass(frozen=True)
 class Evaluation:
+    """Loss and accuracy of a model on test data."""
+
     loss: float
     accuracy: float | None = None
-    """A share of the samples; None where the targets are not class numbers."""
+    """The fraction of samples classified correctly; None if the targets are not class numbers."""
     by_class: Tensor | None = None
-    """The accuracy on each class, NaN for a class the data do not have."""
+    """The accuracy on each class; NaN for a class without samples."""
 
 
 @dataclass(frozen=True)
 class BatchScore:
-    """One batch of the test set; batches can be scored by several processes and are added up in their order."""
+    """The result on one batch of the test set. Several processes can score batches; they are added in their order."""
 
     number: int
     size: int
     loss: float
     right: list[int]
-    """By class; empty where the targets are not class numbers."""
+    """Correct samples by class; empty if the targets are not class numbers."""
     seen: list[int]
 
 
@@ -45,13 +47,22 @@ def score_batches(
     parts: int = 1,
     check: Callable[[], None] = lambda: None,
 ) -> list[BatchScore]:
-    """Every `parts`-th batch, from number `part` on; `check` is called before each and may raise."""
+    """Score every `parts`-th batch of a data set.
+
+    Args:
+        model: the model.
+        data: the test data.
+        loss: the loss.
+        part: the number of the first batch.
+        parts: the number of processes that share the batches.
+        check: called before each batch; it may raise.
+    """
     model.module.eval()
     scores, before = [], model.buffers() if model.state.own else {}
     batches = steps_per_epoch(len(data), BATCH, join_last=model.needs_batch)
     for number in range(part, batches, parts):
         check()
-        model.load_buffers(before)  # a layer may change them here, too, and no batch may depend on another
+        model.load_buffers(before)  # a layer may change them in eval mode, too, and no batch may depend on another
         start, end = number * BATCH, (number + 1) * BATCH if number < batches - 1 else len(data)
         x, y = data.fetch(torch.arange(start, end), seed=0)
         output = model.forward(x)
@@ -67,6 +78,11 @@ def score_batches(
 
 
 def combine(scores: list[BatchScore]) -> Evaluation:
+    """The evaluation of a whole data set.
+
+    Args:
+        scores: of all batches, in any order.
+    """
     ordered = sorted(scores, key=lambda score: score.number)
     samples = sum(score.size for score in ordered)
     mean = sum(score.loss * score.size for score in ordered) / samples
@@ -87,13 +103,15 @@ class PerClient:
     spread: float
     """Standard deviation over clients."""
     untested: int = 0
-    """Clients with none of their classes in the test set: nothing is known of them, and they are left out."""
+    """Clients with none of their classes in the test set; they are not part of the other numbers."""
 
 
 def per_client(by_class: Tensor, mixtures: Tensor) -> PerClient | None:
-    """`mixtures` is clients x classes, rows sum to one; classes that the test set does not have are left out.
+    """Accuracy on each client's own mixture of classes; None if no client has a class of the test set.
 
-    None where no client has a class that the test set has.
+    Args:
+        by_class: the test accuracy on each class; classes without test samples (NaN) are ignored.
+        mixtures: clients x classes; rows sum to one.
     """
     known = ~by_class.isnan()
     weights = mixtures[:, known]
@@ -108,6 +126,11 @@ def per_client(by_class: Tensor, mixtures: Tensor) -> PerClient | None:
 
 
 def mixture(labels: Tensor, classes: int) -> Tensor:
-    """The share of each class among a client's labels."""
+    """The fraction of each class among a client's labels.
+
+    Args:
+        labels: class numbers.
+        classes: the number of classes.
+    """
     counts = labels.bincount(minlength=classes).double()
     return counts / counts.sum()

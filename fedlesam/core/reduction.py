@@ -1,7 +1,7 @@
-"""The mean over the answers of a round, the same bits in whatever order they come.
+"""The mean over the results of a round, the same bits in any order of the clients.
 
 Sums of floating-point numbers depend on their order; sums of integers do not. Model-sized vectors are therefore added
-in fixed point. What is small (losses, BatchNorm statistics) is kept per client and added in the order of the clients.
+in fixed point. Small values (losses, BatchNorm statistics) are kept per client and added in the order of the clients.
 """
 
 import math
@@ -34,10 +34,12 @@ CHUNK = 1 << 17
 
 
 class ExactSum:
-    """The sum of weight * x over vectors x, in 64-bit fixed point; a `wide` one has two such numbers per entry.
+    """The sum of weight * x over vectors x, in 64-bit fixed point.
 
-    A plain mean needs one. Weights by examples would take from it the range that they need, and a scale that depended
-    on the clients asked would give other bits when one of them fails.
+    Args:
+        like: a vector of the same size and device.
+        wide: use two integers per entry, for weights by examples. One is enough for a plain mean; with weights it would
+            lose range, and a scale that depends on the active clients would give other bits when one of them fails.
     """
 
     def __init__(self, like: Tensor, wide: bool = False) -> None:
@@ -45,6 +47,12 @@ class ExactSum:
         self.total = torch.zeros(2 * like.numel() if wide else like.shape, dtype=torch.int64, device=like.device)
 
     def add(self, x: Tensor, weight: int) -> None:
+        """Add weight * x.
+
+        Args:
+            x: a vector.
+            weight: an integer.
+        """
         halves = self.total.chunk(2) if self.wide else (self.total,)
         for *into, part in zip(*(torch.split(half, CHUNK) for half in halves), torch.split(x, CHUNK), strict=True):
             fixed = torch.mul(part.double(), SCALE).round_().to(torch.int64)
@@ -54,6 +62,12 @@ class ExactSum:
             into[0].add_(fixed, alpha=weight)
 
     def mean(self, weight: int, dtype: torch.dtype) -> Tensor:
+        """The sum divided by a weight.
+
+        Args:
+            weight: the sum of all weights.
+            dtype: of the result.
+        """
         if self.wide:
             high, low = self.total.chunk(2)
             total = high.double().mul_(MOST).add_(low)
@@ -64,7 +78,7 @@ class ExactSum:
 
 @dataclass(frozen=True)
 class ResultSummary:
-    """The small things of one answer."""
+    """The small values of one client's result."""
 
     weight: int
     loss: float
@@ -75,13 +89,18 @@ class ResultSummary:
 
 
 class Reduction:
-    """The answers of a round, folded into sums as they come: no two updates are held at once.
+    """The results of a round, added to sums one by one: no two updates are held at once.
 
-    `weight` is that of all clients asked, whoever answers: an entry may be so large that as many of its size, with
-    this weight together, stay in range. So an answer is refused or not whatever the others are, and integers never
-    wrap. By examples the sums are wide: each entry may be as large as that of a client alone, and the examples of all
-    asked may be at most 2 billion. Updates with a norm above `max_norm` are refused too. `buffers` are those that were
-    sent: an entry of them that no client changed stays as it is, to the bit, and may be -inf or NaN.
+    Whether a result is refused does not depend on the other results, and integers never overflow. An entry of a vector
+    may be at most RANGE / weight; by examples, where the sums are wide, at most RANGE, and all active clients together
+    may have 2 billion examples.
+
+    Args:
+        round: the round.
+        weight: of all active clients together, including those that fail.
+        by_examples: whether clients are weighted by their number of samples.
+        max_norm: of an update; a larger one is refused.
+        buffers: those that were sent. An entry that no client changed keeps its bits, and may be -inf or NaN.
     """
 
     def __init__(
@@ -101,7 +120,14 @@ class Reduction:
         self.lr = 0.0
 
     def add(self, answer: ClientResult) -> None:
-        """Refuses an answer that is not finite or has exploded before anything is added."""
+        """Add a client's result.
+
+        Args:
+            answer: the result.
+
+        Raises:
+            NotFinite: it is not finite or too large; nothing was added.
+        """
         d, weight = answer.result.update, answer.examples if self.by_examples else 1
         vectors = flatten(update=d, perturbation=answer.perturbation, correction=answer.correction)
         norm = float(torch.linalg.vector_norm(d, dtype=torch.float64))
@@ -115,7 +141,12 @@ class Reduction:
         self.lr = answer.result.lr
 
     def sum_of(self, name: str, like: Tensor) -> ExactSum:
-        """So far; a new one if there is none."""
+        """The sum so far, or a new one.
+
+        Args:
+            name: of the vector.
+            like: a vector of its size.
+        """
         return self.sums.get(name) or ExactSum(like, wide=self.by_examples)
 
     def _refusal(self, vectors: Mapping[str, Tensor], buffers: Mapping[str, Tensor], norm: float) -> str:
@@ -140,18 +171,30 @@ class Reduction:
 
     @property
     def ordered(self) -> list[ResultSummary]:
+        """In the order of the clients."""
         return [self.summaries[client] for client in sorted(self.summaries)]
 
     @property
     def weight(self) -> int:
+        """Of the clients whose result was added."""
         return sum(summary.weight for summary in self.summaries.values())
 
     def mean(self, slot: str, dtype: torch.dtype) -> State:
-        """The mean uploads of one slot."""
+        """The mean of what a slot's rule uploads.
+
+        Args:
+            slot: its name.
+            dtype: of the result.
+        """
         sums = {name: total for name, total in self.sums.items() if name.startswith(f"{slot}/")}
         return {name: total.mean(self.weight, dtype) for name, total in unflatten(sums, slot)[slot].items()}
 
     def mean_update(self, dtype: torch.dtype) -> Tensor:
+        """The mean update d.
+
+        Args:
+            dtype: of the result.
+        """
         return self.sums["update"].mean(self.weight, dtype)
 
     def mean_buffers(self) -> State:
@@ -172,16 +215,20 @@ class Reduction:
 
     @property
     def steps(self) -> float:
-        """The mean of the E_i."""
+        """The mean number of local steps, E_i."""
         return sum(summary.steps for summary in self.ordered) / len(self.summaries)
 
     @property
     def loss(self) -> float:
-        """Of nobody it is NaN."""
+        """The mean local loss; NaN without any result."""
         return sum(summary.loss for summary in self.ordered) / len(self.summaries) if self.summaries else math.nan
 
     def divergence(self, moved: Tensor) -> float:
-        """The mean over the clients of norm(v_i - w_next)^2, from the moments; of nobody NaN. No d_i is kept."""
+        """The mean over the clients of norm(v_i - w_next)^2, from the moments of the d_i; NaN without any result.
+
+        Args:
+            moved: w_next - w.
+        """
         if not self.summaries:
             return math.nan
         d, moved = self.mean_update(torch.float64), moved.double()

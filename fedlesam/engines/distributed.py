@@ -152,7 +152,7 @@ class DistributedEngine:
         message = {"command": command, **arguments}
         self.world.broadcast(message)
         replies = self._worker.execute(message)
-        problem = first_error([reply["error"] for reply, _ in replies], self._worker.error)
+        problem = first_error([reply.get("error") for reply, _ in replies], self._worker.error)
         if problem is not None:
             raise problem
         return replies
@@ -231,7 +231,6 @@ class Worker:
             "lr": outcome.reduction.lr,
             "backward_passes": outcome.backward_passes,
             "bytes_up": outcome.bytes_up,
-            "error": None,
         }
         return reply, flatten(**{str(client): summary.buffers for client, summary in summaries.items()})
 
@@ -247,7 +246,7 @@ class Worker:
         """Score this process's batches of the test data."""
         assert self.broadcast is not None
         scores = self.engine.score_share(self.broadcast, self.world.rank, self.world.size)
-        return {"scores": [asdict(score) for score in scores], "error": None}, {}
+        return {"scores": [asdict(score) for score in scores]}, {}
 
     def commit(self, states: list[tuple[int, bool]]) -> None:
         """Commit the round: with a shared folder the states of all clients, else those of this process."""
@@ -259,7 +258,7 @@ class Worker:
         """Save the states of this process."""
         saved = self.engine.save(Path(folder), set(known))
         digests = {name: asdict(digest) for name, digest in saved.digests.items()}
-        return {"rounds": list(saved.rounds.items()), "digests": digests, "error": None}, {}
+        return {"rounds": list(saved.rounds.items()), "digests": digests}, {}
 
     def find_files(self, folder: str, digests: dict[str, Any]) -> Reply:
         """Those of the saved files that this process can read and that are intact."""
@@ -268,13 +267,13 @@ class Worker:
             with contextlib.suppress(Damaged):
                 check_digest(Path(folder) / name, digest)
                 found.append(name)
-        return {"found": found, "error": None}, {}
+        return {"found": found}, {}
 
     def load_states(self, folder: str, shares: list[list[tuple[int, int]]], empty: list[int]) -> Reply:
         """Load this process's share of the saved states."""
         share = dict(shares[self.world.rank])
         self.engine.store.load(Path(folder), share, set(empty) & share.keys())
-        return {"error": None}, {}
+        return {}, {}
 
     def set_index(self, rounds: list[tuple[int, int]], empty: list[int]) -> None:
         """Use the states that the leader put into the shared folder."""

@@ -1,9 +1,10 @@
-"""A small process beside each process of a cluster run that tells the others it is there, and hears them.
+"""The heartbeat process: each process of a cluster run starts one, and it signals to the others that its parent lives.
 
-A process of its own, since the one it stands for may compute for hours, hold the interpreter's lock or wait in a
-library; as long as that one is neither dead nor stopped, it is heard. Everyone beats to the process beside rank 0 and
-hears its beats. Who is not heard for `after` seconds is lost: everyone is told, and ends. It runs as a script and needs
-only the standard library. Every line between hosts is signed with the run's secret; who sends another is cut off.
+It is a process of its own, since the parent may compute for hours, hold the interpreter's lock or wait in a library; it
+beats as long as the parent is neither dead nor stopped. The heartbeats of all ranks are connected to that of rank 0, in
+both directions. A rank that is silent for `after` seconds is lost: all are notified, and end. This file is run as a
+script and needs only the standard library. Every line between hosts is signed with the run's secret; a connection that
+sends any other line is closed.
 """
 
 import asyncio
@@ -18,36 +19,50 @@ from pathlib import Path
 from typing import Any
 
 LINE = 4096
-"""No honest line is longer."""
+"""Bytes of the longest line."""
 PATIENCE = 5.0
-"""Seconds a caller has to say who it is."""
+"""Seconds in which a new connection must identify itself."""
 STRANGERS = 64
-"""Callers at a time that have not said who they are."""
+"""Connections at a time that have not identified themselves."""
 RELEASE = 5.0
-"""Seconds until a stopped process is killed after the run was lost; the others end first."""
+"""Seconds until a stopped parent is killed after the run is lost; the others end first."""
 GRACE = 60.0
-"""Seconds until any other is killed that did not end by itself."""
+"""Seconds until any other parent is killed that did not end by itself."""
 
 
-def sign(secret: bytes, said: dict[str, Any]) -> bytes:
-    """A message as a line."""
-    content = json.dumps(said).encode()
+def sign(secret: bytes, message: dict[str, Any]) -> bytes:
+    """A message as a signed line.
+
+    Args:
+        secret: of the run.
+        message: anything that JSON holds.
+    """
+    content = json.dumps(message).encode()
     return hmac.digest(secret, content, "sha256").hex().encode() + b" " + content + b"\n"
 
 
 def verify(secret: bytes, line: bytes) -> dict[str, Any]:
-    """What a line says; ValueError if it is not one of ours."""
-    seal, _, content = line.strip().partition(b" ")
-    if not hmac.compare_digest(seal, hmac.digest(secret, content, "sha256").hex().encode()):
+    """The message of a line; a ValueError if it is not signed with the secret.
+
+    Args:
+        secret: of the run.
+        line: from the network.
+    """
+    signature, _, content = line.strip().partition(b" ")
+    if not hmac.compare_digest(signature, hmac.digest(secret, content, "sha256").hex().encode()):
         raise ValueError("not signed with the secret of this run")
-    said = json.loads(content)
-    if not isinstance(said, dict):
+    message = json.loads(content)
+    if not isinstance(message, dict):
         raise ValueError("not a message")
-    return said
+    return message
 
 
 def stopped(pid: int) -> bool:
-    """Whether a process was stopped by a signal; one that a debugger holds was not. Known on Linux only."""
+    """Whether a signal has stopped a process; a debugger does not count. Known on Linux only.
+
+    Args:
+        pid: of the process.
+    """
     try:
         return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] == b"T"
     except (OSError, IndexError):
@@ -55,7 +70,15 @@ def stopped(pid: int) -> bool:
 
 
 class Heart:
-    """One process's beat, and when it heard the others."""
+    """The heartbeat of one rank, and when those it watches were last heard.
+
+    Args:
+        rank: of the parent.
+        hosts: the host of every rank.
+        secret: of the run.
+        after: seconds until a silent rank is lost; 0 means never.
+        parent: its process id.
+    """
 
     def __init__(self, rank: int, hosts: list[str], secret: str, after: float, parent: int) -> None:
         self.rank, self.hosts, self.secret = rank, hosts, secret.encode()
@@ -69,58 +92,62 @@ class Heart:
 
     @property
     def pace(self) -> float:
+        """Seconds between two beats."""
         return min(1.0, self.after / 6) if self.after else 1.0
 
     @property
     def quiet(self) -> float:
+        """Seconds of silence after which a connection to rank 0 is given up."""
         return max(3 * self.pace, self.after / 3)
 
-    def tell(self, said: dict[str, Any]) -> None:
-        """To everyone there is a line to."""
+    def send(self, message: dict[str, Any]) -> None:
+        """Send a message over all connections."""
         for line in self.lines.values():
             if not line.is_closing():
-                line.write(sign(self.secret, said))
+                line.write(sign(self.secret, message))
 
     def report(self, sentence: str) -> None:
-        """The run is lost: the others and the parent are told, once."""
+        """The run is lost: notify the others and the parent, once."""
         if not self.lost.is_set():
-            self.tell({"lost": sentence})
+            self.send({"lost": sentence})
             print(json.dumps({"lost": sentence}), flush=True)
             self.lost.set()
 
-    def begin(self, said: dict[str, Any]) -> None:
-        """The parent is told, once, that the others can be heard from now on."""
+    def announce(self, message: dict[str, Any]) -> None:
+        """Notify the parent, once, that the connections are ready."""
         if not self.begun:
             self.begun = True
-            print(json.dumps(said), flush=True)
+            print(json.dumps(message), flush=True)
 
-    def wait(self, after: float) -> None:
-        """From now on who is silent for `after` seconds is lost; with 0 nobody is."""
+    def set_after(self, after: float) -> None:
+        """Set after how many seconds a silent rank is lost."""
         if after != self.after:
             self.after = after
             self.restart()
 
     def restart(self) -> None:
+        """Count silence from now on."""
         self.heard = dict.fromkeys(self.heard, time.monotonic())
 
-    def hear(self, rank: int, said: dict[str, Any]) -> None:
-        """A signed message of a peer."""
+    def receive(self, rank: int, message: dict[str, Any]) -> None:
+        """Handle a signed message of another rank."""
         if rank in self.heard:
             self.heard[rank] = time.monotonic()
-        if "lost" in said:
-            self.report(str(said["lost"]))
-        if "bye" in said:
+        if "lost" in message:
+            self.report(str(message["lost"]))
+        if "bye" in message:
             self.heard.pop(rank, None)
-        if rank == 0 and "after" in said:
-            self.wait(float(said["after"]))
-            self.begin({"there": True})
+        if rank == 0 and "after" in message:
+            self.set_after(float(message["after"]))
+            self.announce({"there": True})
 
     def name(self, rank: int) -> str:
+        """A rank with its host and address."""
         address = self.addresses.get(rank)
         return f"process {rank} on host {self.hosts[rank]}" + (f" ({address})" if address else "")
 
-    def look(self) -> None:
-        """Is anybody silent for too long?"""
+    def check(self) -> None:
+        """Report ranks that have been silent for too long."""
         silent = [rank for rank, last in self.heard.items() if time.monotonic() - last > self.after]
         if self.after and silent:
             who = " and ".join(self.name(rank) for rank in silent[:3]) + (" and others" if len(silent) > 3 else "")
@@ -128,18 +155,18 @@ class Heart:
             self.report(f"{who} {have} not been heard for {self.after:g} s: dead, stopped, or cut off from the network")
 
     async def beat(self) -> None:
-        """Until the parent is gone or the run is lost."""
+        """Beat until the parent is gone or the run is lost."""
         while not self.lost.is_set() and os.getppid() == self.parent:
             before = time.monotonic()
             if not stopped(self.parent):
-                self.tell({"after": self.after} if self.rank == 0 else {})
+                self.send({"after": self.after} if self.rank == 0 else {})
             await asyncio.sleep(self.pace)
             if time.monotonic() - before > 2 * self.pace + 1:
-                self.restart()  # this process was stopped itself, and could hear nobody
-            self.look()
+                self.restart()  # this process itself was stopped, and received nothing
+            self.check()
 
-    async def welcome(self, reader: asyncio.StreamReader, line: asyncio.StreamWriter) -> None:
-        """At rank 0: one of the others calls, or a stranger does."""
+    async def accept(self, reader: asyncio.StreamReader, line: asyncio.StreamWriter) -> None:
+        """At rank 0: serve a new connection, of another rank or of a stranger."""
         rank = 0
         self.strangers += 1
         try:
@@ -157,81 +184,80 @@ class Heart:
         if former is not None:
             former.close()
         self.addresses[rank] = line.get_extra_info("peername")[0]
-        self.hear(rank, {})
+        self.receive(rank, {})
         if not stopped(self.parent):
             line.write(sign(self.secret, {"after": self.after}))
         await self.listen(rank, reader, line)
 
     async def listen(self, rank: int, reader: asyncio.StreamReader, line: asyncio.StreamWriter) -> None:
-        """To one peer, until it hangs up or talks nonsense; a quiet line to rank 0 may be dead, and is given up."""
+        """Receive from one rank until the connection is closed, invalid or, at the others, quiet for too long."""
         with contextlib.suppress(OSError, ValueError, TimeoutError):
             while content := await asyncio.wait_for(reader.readline(), None if self.rank == 0 else self.quiet):
-                self.hear(rank, verify(self.secret, content))
+                self.receive(rank, verify(self.secret, content))
         line.close()
 
-    async def call(self, addresses: list[list[Any]]) -> None:
-        """Elsewhere: call rank 0 under one of its addresses, and again whenever the line is dead."""
+    async def connect(self, addresses: list[list[Any]]) -> None:
+        """At the others: connect to rank 0 under one of its addresses, and again when the connection is lost."""
         while 0 in self.heard:
             for host, port in addresses:
                 with contextlib.suppress(OSError, TimeoutError):
-                    reaching = asyncio.open_connection(host, port, limit=LINE)
-                    reader, line = await asyncio.wait_for(reaching, self.quiet)
+                    reader, line = await asyncio.wait_for(asyncio.open_connection(host, port, limit=LINE), self.quiet)
                     self.lines[0], self.addresses[0] = line, line.get_extra_info("peername")[0]
                     line.write(sign(self.secret, {"rank": self.rank}))
                     await self.listen(0, reader, line)
             await asyncio.sleep(self.pace / 2)
 
-    async def obey(self, words: asyncio.StreamReader) -> None:
-        """The parent's words, until it says goodbye, has heard of the loss or is gone."""
-        while line := await words.readline():
-            said = json.loads(line)
-            if "after" in said:
-                self.wait(float(said["after"]))
-            if "bye" in said:
-                self.tell({"bye": True})
+    async def follow_parent(self, commands: asyncio.StreamReader) -> None:
+        """Execute the parent's commands until it ends, confirms the loss or is gone."""
+        while line := await commands.readline():
+            command = json.loads(line)
+            if "after" in command:
+                self.set_after(float(command["after"]))
+            if "bye" in command:
+                self.send({"bye": True})
                 return
-            if "heard" in said:
+            if "heard" in command:
                 return
 
     async def release(self) -> None:
-        """After a loss: a parent that does not answer sits in a library or is stopped, and holds the run's folder."""
+        """After a loss: kill a parent that waits in a library or is stopped, since it holds the run's folder."""
         seconds = RELEASE if stopped(self.parent) else GRACE
         await asyncio.sleep(seconds)
         if os.getppid() == self.parent:
             print(f"error: process {self.rank} does not end by itself and is killed", file=sys.stderr, flush=True)
             os.kill(self.parent, signal.SIGKILL)
 
-    async def live(self, words: asyncio.StreamReader, bind: str, addresses: list[list[Any]]) -> None:
-        """Until the parent ends or the run is lost."""
+    async def run(self, commands: asyncio.StreamReader, bind: str, addresses: list[list[Any]]) -> None:
+        """Run until the parent ends or the run is lost."""
         if self.rank == 0:
-            server = await asyncio.start_server(self.welcome, bind, 0, limit=LINE)
-            self.begin({"port": server.sockets[0].getsockname()[1]})
-            calling = asyncio.create_task(server.serve_forever())
+            server = await asyncio.start_server(self.accept, bind, 0, limit=LINE)
+            self.announce({"port": server.sockets[0].getsockname()[1]})
+            network = asyncio.create_task(server.serve_forever())
         else:
-            calling = asyncio.create_task(self.call(addresses))
-        obeying, beating = asyncio.create_task(self.obey(words)), asyncio.create_task(self.beat())
-        await asyncio.wait({obeying, beating}, return_when=asyncio.FIRST_COMPLETED)
-        if self.lost.is_set() and not obeying.done():
-            await asyncio.wait({obeying, asyncio.create_task(self.release())}, return_when=asyncio.FIRST_COMPLETED)
-        calling.cancel()
+            network = asyncio.create_task(self.connect(addresses))
+        following, beating = asyncio.create_task(self.follow_parent(commands)), asyncio.create_task(self.beat())
+        await asyncio.wait({following, beating}, return_when=asyncio.FIRST_COMPLETED)
+        if self.lost.is_set() and not following.done():
+            await asyncio.wait({following, asyncio.create_task(self.release())}, return_when=asyncio.FIRST_COMPLETED)
+        network.cancel()
         for line in self.lines.values():
             with contextlib.suppress(OSError, TimeoutError):
                 await asyncio.wait_for(line.drain(), 1)
 
 
-async def live() -> None:
-    """The first line of standard input says whose heart this is; no other process can read it there."""
-    words = asyncio.StreamReader(limit=2**20)
-    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(words), sys.stdin)
-    about = json.loads(await words.readline() or "null")
-    if about is not None:
-        bind, addresses = about.pop("bind"), about.pop("addresses")
+async def main() -> None:
+    """The settings are the first line of standard input, where no other process can read the secret."""
+    commands = asyncio.StreamReader(limit=2**20)
+    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(commands), sys.stdin)
+    settings = json.loads(await commands.readline() or "null")
+    if settings is not None:
+        bind, addresses = settings.pop("bind"), settings.pop("addresses")
         with contextlib.suppress(BrokenPipeError):
-            await Heart(**about).live(words, bind, addresses)
+            await Heart(**settings).run(commands, bind, addresses)
     os._exit(0)
 
 
 if __name__ == "__main__":
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE):
-        signal.signal(signum, signal.SIG_IGN)  # it ends with its parent, which may have a checkpoint to write
-    asyncio.run(live())
+        signal.signal(signum, signal.SIG_IGN)  # it ends with its parent, which may still write a checkpoint
+    asyncio.run(main())

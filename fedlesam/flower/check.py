@@ -1,4 +1,4 @@
-"""Look at a Flower app, its connection and a reachable SuperLink, and say what is insecure or missing."""
+"""`fedlesam deploy check`: what is insecure or missing in a Flower app, its connection and its SuperLink."""
 
 import datetime
 import ipaddress
@@ -23,14 +23,16 @@ LOCAL = ":local:"
 
 @dataclass(frozen=True)
 class Finding:
+    """One result of the check."""
+
     level: Level
     text: str
-    """What was found, and what to do about it."""
+    """What was found, and the remedy."""
 
 
 @dataclass(frozen=True)
 class Connection:
-    """Of `flwr run`, from the configuration file of Flower."""
+    """The connection of `flwr run`, from Flower's configuration file."""
 
     name: str
     host: str
@@ -39,7 +41,8 @@ class Connection:
     root_certificates: Path | None
 
     @property
-    def here(self) -> bool:
+    def local(self) -> bool:
+        """Whether the SuperLink is on this machine."""
         try:
             return ipaddress.ip_address(self.host).is_loopback
         except ValueError:
@@ -47,7 +50,12 @@ class Connection:
 
 
 def check(app: Path, superlink: str | None = None) -> Iterator[Finding]:
-    """All findings, in the order in which one would look."""
+    """Check an app, this machine's environment, the connection and the SuperLink.
+
+    Args:
+        app: the folder of the Flower app.
+        superlink: a name of Flower's configuration file; None takes its default.
+    """
     yield from check_app(app)
     yield from check_environment(os.environ)
     connection = None
@@ -62,6 +70,11 @@ def check(app: Path, superlink: str | None = None) -> Iterator[Finding]:
 
 
 def check_app(app: Path) -> Iterator[Finding]:
+    """Check the app's pyproject.toml, and that no private key is in its folder.
+
+    Args:
+        app: the folder.
+    """
     path = app / "pyproject.toml"
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -95,7 +108,7 @@ def _check_config(config: Mapping[str, Any], path: Path) -> Iterator[Finding]:
     if isinstance(name, str) and name not in CATALOGUE:
         yield Finding("missing", f"{path}: {unknown('algorithm', name, CATALOGUE)}")
     if "folder" in config and not config["folder"]:
-        yield Finding("note", "folder is empty: a server that stops cannot go on; set it to a full path on the server")
+        yield Finding("note", "folder is empty: a server that stops cannot resume; set it to a full path on the server")
     elif config.get("folder") and not Path(str(config["folder"])).is_absolute():
         yield Finding("missing", f"folder {config['folder']!r} must be a full path: Flower starts the app anywhere")
     clients, minimum = config.get("clients"), config.get("minimum")
@@ -112,7 +125,11 @@ def _holds_private_key(file: Path) -> bool:
 
 
 def check_environment(environment: Mapping[str, str]) -> Iterator[Finding]:
-    """Of this machine; the SuperLink's and the SuperNodes' are their own."""
+    """Check the environment variables of this machine; the SuperLink and the SuperNodes have their own.
+
+    Args:
+        environment: the variables.
+    """
     if environment.get("FLWR_TELEMETRY_ENABLED", "1") == "1":
         yield Finding(
             "note", "Flower's telemetry is on; export FLWR_TELEMETRY_ENABLED=0 on every machine to turn it off"
@@ -126,7 +143,11 @@ def check_environment(environment: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def read_connection(name: str | None) -> Iterator[Finding | Connection]:
-    """The connection that `flwr run` would use."""
+    """The connection that `flwr run` would use, or findings that explain why there is none.
+
+    Args:
+        name: in Flower's configuration file; None takes its default.
+    """
     home = Path(os.environ.get("FLWR_HOME") or Path.home() / ".flwr")
     path = home / "config.toml"
     try:
@@ -155,9 +176,14 @@ def read_connection(name: str | None) -> Iterator[Finding | Connection]:
 
 
 def check_connection(connection: Connection) -> Iterator[Finding]:
+    """Check the settings of a connection.
+
+    Args:
+        connection: of `flwr run`.
+    """
     if connection.insecure:
-        level: Level = "note" if connection.here else "insecure"
-        where = "fine on one machine only" if connection.here else "models and code travel in the clear"
+        level: Level = "note" if connection.local else "insecure"
+        where = "fine on one machine only" if connection.local else "models and code travel in the clear"
         yield Finding(
             level, f"{connection.name}: insecure = true, no TLS: {where}; see docs/deploy.md for certificates"
         )
@@ -170,6 +196,11 @@ def check_connection(connection: Connection) -> Iterator[Finding]:
 
 
 def check_superlink(connection: Connection) -> Iterator[Finding]:
+    """Check the certificate of a SuperLink, and what it permits without an account.
+
+    Args:
+        connection: of `flwr run`.
+    """
     address = f"{connection.host}:{connection.port}"
     if connection.root_certificates is not None and not connection.root_certificates.exists():
         return
@@ -184,7 +215,7 @@ def check_superlink(connection: Connection) -> Iterator[Finding]:
     except OSError as error:
         yield Finding("missing", f"{address}: cannot be reached: {error}; is the SuperLink up, and the port open?")
         return
-    yield from _ask(connection)
+    yield from _check_access(connection)
 
 
 def _check_tls(connection: Connection) -> Iterator[Finding]:
@@ -205,8 +236,8 @@ def _check_tls(connection: Connection) -> Iterator[Finding]:
     )
 
 
-def _ask(connection: Connection) -> Iterator[Finding]:
-    """What the SuperLink lets a stranger do. A node that it would accept is taken back at once."""
+def _check_access(connection: Connection) -> Iterator[Finding]:
+    """Try to register a SuperNode, which is removed again at once, and to list nodes, without an account."""
     import httpx
     from flwr.proto.control_pb2 import ListNodesRequest
     from flwr.proto.fleet_pb2 import RegisterNodeFleetRequest, UnregisterNodeFleetRequest
@@ -226,7 +257,7 @@ def _ask(connection: Connection) -> Iterator[Finding]:
     try:
         made = fleet.RegisterNode(RegisterNodeFleetRequest(public_key=public_key_to_bytes(public)))
         fleet.UnregisterNode(UnregisterNodeFleetRequest(node_id=made.node_id))
-        level: Level = "note" if connection.here else "insecure"
+        level: Level = "note" if connection.local else "insecure"
         yield Finding(level, "any SuperNode is accepted; start the SuperLink with --enable-supernode-auth")
     except httpx.HTTPStatusError as error:
         if error.response.status_code != httpx.codes.PRECONDITION_FAILED:
@@ -243,7 +274,7 @@ def _ask(connection: Connection) -> Iterator[Finding]:
         nodes = control.ListNodes(ListNodesRequest()).nodes_info
         online = sum(node.status == "online" for node in nodes)
         yield Finding("ok" if online else "missing", f"{online} SuperNodes are connected")
-        level = "note" if connection.here else "insecure"
+        level = "note" if connection.local else "insecure"
         yield Finding(
             level,
             "whoever reaches this port can start runs and register SuperNodes: Flower asks for no account; let only "
