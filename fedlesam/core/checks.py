@@ -45,9 +45,14 @@ def param(
     return dataclasses.field(default=default, metadata={"range": Range(above, at_least, at_most, below, whole)})
 
 
-def check_params(owner: Any) -> None:
-    """A ValueError for the first field of a dataclass that is not what the class declares."""
-    name = type(owner).__name__
+def check_params(owner: Any, name: str = "") -> None:
+    """A ValueError for the first field of a dataclass that is not what the class declares.
+
+    Args:
+        owner: The dataclass.
+        name: What messages call it, if not by its class.
+    """
+    name = name or type(owner).__name__
     kind: Any = type(owner)
     for field, hint in _declared(kind):
         value, bounds = getattr(owner, field.name), field.metadata.get("range")

@@ -5,8 +5,9 @@ split = fl.data.split("dirichlet:0.3", data.train.y, clients=50, seed=0)
 clients = [data.shard(torch.from_numpy(indices)) for indices in split]
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from fedlesam.core.lazy import lazy
 
 if TYPE_CHECKING:
     from fedlesam.data._check import check as check
@@ -45,14 +46,4 @@ _HOMES = {
     "split": "splits",
 }
 __all__ = [*_HOMES]
-
-
-def __getattr__(name: str) -> Any:
-    """Import PyTorch and the readers only when they are needed."""
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return sorted(_HOMES)
+__getattr__, __dir__ = lazy(__name__, _HOMES)

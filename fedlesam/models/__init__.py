@@ -4,8 +4,9 @@ model = fl.models.cnn((1, 8, 8), classes=10)
 model = fl.models.make_model("resnet18:width=16", (3, 32, 32), classes=10, seed=0)
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from fedlesam.core.lazy import lazy
 
 if TYPE_CHECKING:
     from fedlesam.models.catalogue import MODELS as MODELS
@@ -28,14 +29,4 @@ _HOMES = {
     "vit_b32": "vit",
 }
 __all__ = [*_HOMES]
-
-
-def __getattr__(name: str) -> Any:
-    """Import PyTorch only when it is needed."""
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return sorted(_HOMES)
+__getattr__, __dir__ = lazy(__name__, _HOMES)

@@ -1,24 +1,46 @@
-"""Instruments: sharpness, curvature, drift, estimate and loss surfaces. They read training, never change it."""
+"""Measure sharpness, curvature, drift and loss surfaces. Probes read training and never change it.
 
-from fedlesam.probes.drift import Drift, drift_of
-from fedlesam.probes.estimate import constant_perturbations, cosine
-from fedlesam.probes.hessian import eigenvalues, trace
-from fedlesam.probes.loss import GlobalLoss
-from fedlesam.probes.sharpness import Rise, rise
-from fedlesam.probes.surface import Grid, Surface, directions, surface_of
+loss = fl.probes.GlobalLoss.of(fed, samples=1000)
+fl.probes.rise(loss, fed.weights, radius=0.1, steps=10).ascent
+fl.probes.eigenvalues(loss, fed.weights, k=3)
+"""
 
-__all__ = [
-    "Drift",
-    "GlobalLoss",
-    "Grid",
-    "Rise",
-    "Surface",
-    "constant_perturbations",
-    "cosine",
-    "directions",
-    "drift_of",
-    "eigenvalues",
-    "rise",
-    "surface_of",
-    "trace",
-]
+from typing import TYPE_CHECKING
+
+from fedlesam.core.lazy import lazy
+
+if TYPE_CHECKING:
+    from fedlesam.probes.base import Look as Look
+    from fedlesam.probes.base import Probe as Probe
+    from fedlesam.probes.drift import Drift as Drift
+    from fedlesam.probes.drift import DriftProbe as DriftProbe
+    from fedlesam.probes.drift import drift_of as drift_of
+    from fedlesam.probes.estimate import Estimate as Estimate
+    from fedlesam.probes.estimate import constant_perturbations as constant_perturbations
+    from fedlesam.probes.estimate import cosine as cosine
+    from fedlesam.probes.hessian import Hessian as Hessian
+    from fedlesam.probes.hessian import eigenvalues as eigenvalues
+    from fedlesam.probes.hessian import trace as trace
+    from fedlesam.probes.loss import GlobalLoss as GlobalLoss
+    from fedlesam.probes.readings import Reading as Reading
+    from fedlesam.probes.readings import Surface as Surface
+    from fedlesam.probes.sharpness import Rise as Rise
+    from fedlesam.probes.sharpness import Sharpness as Sharpness
+    from fedlesam.probes.sharpness import rise as rise
+    from fedlesam.probes.surface import Grid as Grid
+    from fedlesam.probes.surface import directions as directions
+    from fedlesam.probes.surface import surface_of as surface_of
+
+_NAMES = {
+    "base": ("Look", "Probe"),
+    "drift": ("Drift", "DriftProbe", "drift_of"),
+    "estimate": ("Estimate", "constant_perturbations", "cosine"),
+    "hessian": ("Hessian", "eigenvalues", "trace"),
+    "loss": ("GlobalLoss",),
+    "readings": ("Reading", "Surface"),
+    "sharpness": ("Rise", "Sharpness", "rise"),
+    "surface": ("Grid", "directions", "surface_of"),
+}
+_HOMES = {name: module for module, names in _NAMES.items() for name in names}
+__all__ = [*_HOMES]
+__getattr__, __dir__ = lazy(__name__, _HOMES)

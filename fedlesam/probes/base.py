@@ -9,14 +9,15 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from fedlesam.core.checks import check_count
+from fedlesam.core.checks import check_params, param
 from fedlesam.core.computing import compute_context
 from fedlesam.federation import Federation
+from fedlesam.probes.loss import GlobalLoss
 from fedlesam.probes.replay import heard
 
 Values = dict[str, float]
 Tick = Callable[[int, int], None]
-"""Told of progress: how much is done, of how much."""
+"""Called with how much is done, and of how much."""
 
 
 @dataclass(frozen=True)
@@ -25,57 +26,77 @@ class Look:
 
     federation: Federation
     previous: Tensor | None = None
-    """The global model of one round before, where it is known."""
+    """The global model of one round before, if it is known."""
     trains_on: bool = True
     """A round will be trained from here, and the clients' memories are those it begins with."""
     tick: Tick = lambda done, of: None
     missing: list[str] = field(default_factory=list)
-    """What a probe could not read there, and why; filled by the probe."""
+    """What a probe could not read, and why; filled by the probe."""
 
     @property
     def active(self) -> list[int]:
-        """Those of the coming round that are heard: who is silent by dropout trains nothing."""
+        """The clients that take part in the coming round, without those that dropout silences."""
         return heard(self.federation)
 
 
 @dataclass(frozen=True)
 class Probe:
-    """Abstract. The fields are its settings; `every` is how many rounds lie between two measurements."""
+    """Abstract. Its fields are the settings that a user can type; their ranges are declared with `param`.
+
+    Args:
+        every: Rounds between two measurements.
+    """
 
     name: ClassVar[str]
     at_end: ClassVar[bool] = True
-    """Also of the last model, from which no round is trained any more."""
+    """Also measured of the last model, from which no round is trained."""
 
-    every: int = 10
+    every: int = param(10, at_least=1, whole=True)
 
     @property
     def reads_memories(self) -> bool:
-        """Whether it looks at what the clients remember."""
+        """Whether it needs the memories of the clients."""
         return not self.at_end
 
     @property
     def reads_previous(self) -> bool:
-        """Whether it looks at the global model of one round before."""
+        """Whether it needs the global model of one round before."""
         return False
 
     @property
     def settings(self) -> dict[str, Any]:
-        """All but how often it looks."""
-        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "every"}
+        """All fields but `every`; `samples` is the last."""
+        names = [f.name for f in dataclasses.fields(self) if f.name != "every"]
+        return {name: getattr(self, name) for name in sorted(names, key=lambda name: name == "samples")}
 
     def __post_init__(self) -> None:
-        check_count(self.name, "every", self.every)
+        check_params(self, self.name)
 
     def check(self, federation: Federation) -> None:
-        """A ValueError if this probe cannot work on that federation, before anything is trained."""
+        """A ValueError if this probe cannot work on that federation; called before anything is trained.
+
+        Args:
+            federation: What will be measured.
+        """
 
     def measure(self, look: Look) -> tuple[Values, dict[str, Any]]:
-        """Numbers by name, and what a reader must know of them beside the settings (the samples really used)."""
+        """Measure.
+
+        Args:
+            look: The federation, and where to report progress and what is missing.
+
+        Returns:
+            Numbers by name, and metadata beyond the settings, such as the number of samples used.
+        """
         raise NotImplementedError
 
     def reading(self, look: Look) -> tuple[Values, dict[str, Any]]:
-        """`measure` with the federation's threads, numbers that JSON has, and the settings added."""
-        with beside(look.federation):
+        """`measure` with the threads of the federation; only finite numbers, and the settings in the metadata.
+
+        Args:
+            look: As for `measure`.
+        """
+        with run_context(look.federation):
             values, metadata = self.measure(look)
         finite = {name: value for name, value in values.items() if math.isfinite(value)}
         wrong = [name for name in values if name not in finite]
@@ -84,11 +105,25 @@ class Probe:
         return finite, {**self.settings, **metadata}
 
 
-def beside(federation: Federation) -> AbstractContextManager[None]:
-    """The run's threads, so that the same bits come out while it trains and afterwards; random numbers left alone."""
+@dataclass(frozen=True)
+class SampledProbe(Probe):
+    """Abstract. A probe of the global loss.
+
+    Args:
+        samples: About how many training samples to use, the same number of each client; 0 takes all.
+    """
+
+    samples: int = param(1000, at_least=0, whole=True)
+
+    def loss(self, federation: Federation) -> GlobalLoss:
+        """The global loss on these samples."""
+        return GlobalLoss.of(federation, self.samples or None)
+
+
+def run_context(federation: Federation) -> AbstractContextManager[None]:
+    """The threads of the run, so that the same bits come out while it trains and later; random numbers are kept.
+
+    Args:
+        federation: The run.
+    """
     return compute_context(federation.threads, federation.state.weights.device)
-
-
-def every_or(samples: int) -> int | None:
-    """`samples` as GlobalLoss wants it; 0 is all of them."""
-    return samples or None

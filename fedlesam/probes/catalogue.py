@@ -18,7 +18,11 @@ OFFLINE = (*PROBES, "surface")
 
 
 def parse(text: str) -> list[Probe]:
-    """The probes of a setting: several are separated by blanks."""
+    """The probes of a setting.
+
+    Args:
+        text: Such as `sharpness:every=5 drift`.
+    """
     found = [_one(word) for word in text.split()]
     names = [probe.name for probe in found]
     for name in names:
@@ -28,17 +32,26 @@ def parse(text: str) -> list[Probe]:
 
 
 def parse_offline(text: str) -> Probe | Grid:
-    """One probe of runs that lie in their folders."""
-    name, _, options = text.partition(":")
+    """A probe of runs in their folders.
+
+    Args:
+        text: Such as `hessian:k=5` or `surface:dims=1`.
+    """
+    name = text.partition(":")[0]
     if name == "surface":
-        return Grid(**_options(text, name, options, Grid))
+        return Grid(**_options(text, Grid))
     if name not in PROBES:
         raise unknown("probe", name, OFFLINE)
     return _one(text)
 
 
 def attach(text: str | None, federation: Federation) -> list[Probe]:
-    """The probes of a setting, checked against the federation they will look at."""
+    """The probes of a setting, checked against the federation that they will measure.
+
+    Args:
+        text: As for `parse`; None for none.
+        federation: What will be measured.
+    """
     found = parse(text or "")
     for probe in found:
         probe.check(federation)
@@ -46,29 +59,32 @@ def attach(text: str | None, federation: Federation) -> list[Probe]:
 
 
 def fitting(text: str | None, algorithm: Algorithm) -> str | None:
-    """Those of a comparison's probes that this method can have: drift needs a perturbation."""
+    """The probes of a comparison that fit a method: drift needs a perturbation.
+
+    Args:
+        text: As for `parse`; None for none.
+        algorithm: The method.
+    """
     if text is None or perturbs(algorithm):
         return text
     return " ".join(word for word in text.split() if _one(word).name != "drift") or None
 
 
 def _one(text: str) -> Probe:
-    name, _, options = text.partition(":")
+    name = text.partition(":")[0]
     if name == "surface":
-        raise ValueError("probe surface: is taken of a finished run, with `fedlesam probe RUN --probe surface`")
+        raise ValueError("probe surface: is measured of a finished run, with `fedlesam probe RUN --probe surface`")
     if name not in PROBES:
         raise unknown("probe", name, PROBES)
-    return PROBES[name](**_options(text, name, options, PROBES[name]))
+    return PROBES[name](**_options(text, PROBES[name]))
 
 
-def _options(text: str, name: str, options: str, kind: type[Any]) -> dict[str, Any]:
-    return read_options(f"probe {text}", options, {f.name: type(f.default) for f in dataclasses.fields(kind)})
-
-
-def read_options(where: str, options: str, kinds: dict[str, type]) -> dict[str, Any]:
-    """`key=value,...` by the types of the keys."""
+def _options(text: str, kind: type[Any]) -> dict[str, Any]:
+    """The `key=value,...` of `name:key=value,...`, by the types of the fields."""
+    where = f"probe {text}"
+    kinds: dict[str, type[Any]] = {f.name: type(f.default) for f in dataclasses.fields(kind)}
     found: dict[str, Any] = {}
-    for item in filter(None, options.split(",")):
+    for item in filter(None, text.partition(":")[2].split(",")):
         key, _, value = item.partition("=")
         if key not in kinds:
             raise ValueError(f"{where}: {unknown('option', key, kinds)}")

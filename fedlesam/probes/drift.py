@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from fedlesam.algorithms import Algorithm
-from fedlesam.core.checks import check_count
 from fedlesam.federation import Federation
-from fedlesam.probes.base import Look, Probe, Tick, Values, every_or
+from fedlesam.probes.base import Look, SampledProbe, Tick, Values
 from fedlesam.probes.loss import GlobalLoss
 from fedlesam.probes.replay import answering, check_memories, heard, lockstep, named
 from fedlesam.rules import LocalAscent, NoPerturbation
@@ -19,35 +18,39 @@ from fedlesam.rules import LocalAscent, NoPerturbation
 
 @dataclass(frozen=True)
 class Drift:
-    """One round's. Means over the client-steps that have a perturbation; None where no client-step has one."""
+    """The drift of one round: means over the client-steps with a perturbation, None if there is none."""
 
     drift: float | None
-    """PD = mean of norm(u_g - u_i) / 2, u unit directions: 0 is the global direction, 1 its opposite."""
+    """Mean of norm(u_g - u_i) / 2 for unit directions u: 0 is the global direction, 1 its opposite."""
     cosine: float | None
+    """Of u_g and u_i."""
     norm: float | None
-    """Of the perturbations themselves: rho, if all is well."""
+    """Of the perturbations: rho, unless a rule scales it."""
     gradient_norm: float | None
     """Of the global gradient at the virtual global model, mean over steps."""
     full_drift: float | None
-    """SAM's with the gradient of all the client's samples instead of a batch: heterogeneity without batch noise."""
+    """SAM's drift with the gradient of all samples of a client instead of a batch: no batch noise."""
     full_cosine: float | None
+    """The cosine for `full_drift`."""
     counted: int
-    """Client-steps."""
+    """Client-steps with a perturbation."""
     without: int
-    """Client-steps without a perturbation, left out."""
+    """Client-steps without one."""
     clients_without: int
-    """Clients without one in the whole round, e.g. FedLESAM's that were never active before."""
+    """Clients without one in the whole round, such as FedLESAM's that were never active before."""
 
 
 def perturbs(algorithm: Algorithm) -> bool:
+    """Whether a method has a perturbation."""
     return not isinstance(algorithm.perturbation, NoPerturbation)
 
 
 def check_perturbs(algorithm: Algorithm) -> None:
+    """A ValueError if a method has no perturbation."""
     if not perturbs(algorithm):
         raise ValueError(
             f"drift: {algorithm!r} has no perturbation, so nothing can drift; "
-            "leave the probe out, or choose a method that perturbs, such as fedsam or fedlesam"
+            "remove the probe, or choose a method that perturbs, such as fedsam or fedlesam"
         )
 
 
@@ -59,13 +62,18 @@ def drift_of(
     tick: Tick = lambda done, of: None,
     dropped: dict[int, str] | None = None,
 ) -> Drift:
-    """The drift of the coming round, played beside the federation with its active clients in lockstep.
-
-    Who will not be part of the round is not part of it here: the silent ones, unless `active` names those to take, and
-    with `on_client_error="drop"` those that will fail; `dropped` is told why.
+    """The drift of the coming round, simulated with its active clients in lockstep; the federation does not change.
 
     u_g is the direction of the gradient of `loss` at the virtual global model w + mean of (v_i - w): one gradient of
-    all its samples for every local step. `full` is where SAM's full client gradients are taken, if they are wanted.
+    all its samples for every local step.
+
+    Args:
+        federation: Between two rounds.
+        loss: For the global gradient.
+        active: The clients; by default those of the coming round that dropout does not silence.
+        full: For SAM's full client gradients, if they are wanted.
+        tick: Called after every step.
+        dropped: Filled with the clients that will fail and the reason, if the federation drops them.
     """
     check_perturbs(federation.algorithm)
     check_memories("drift", federation)
@@ -117,27 +125,26 @@ def _apart(one: Tensor, other: Tensor) -> tuple[float, float]:
 
 
 @dataclass(frozen=True)
-class DriftProbe(Probe):
-    """Perturbation drift of the coming round, in [0, 1]."""
+class DriftProbe(SampledProbe):
+    """Perturbation drift of the coming round, in [0, 1].
+
+    Args:
+        every: Rounds between two measurements.
+        samples: Training samples for the global gradient; 0 takes all, which costs a pass over them per local step.
+        full: For SAM also with full client gradients.
+    """
 
     name: ClassVar[str] = "drift"
     at_end: ClassVar[bool] = False
 
-    samples: int = 1000
-    """For the global gradient, as many of each client; 0 takes all, which costs a pass over them per local step."""
     full: bool = True
-    """For SAM also with full client gradients."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_count(self.name, "samples", self.samples, at_least=0)
 
     def check(self, federation: Federation) -> None:
         check_perturbs(federation.algorithm)
         check_memories("drift", federation)
 
     def measure(self, look: Look) -> tuple[Values, dict[str, Any]]:
-        loss = GlobalLoss.of(look.federation, every_or(self.samples))
+        loss = self.loss(look.federation)
         full = GlobalLoss.of(look.federation) if self.full else None
         dropped: dict[int, str] = {}
         found = drift_of(look.federation, loss, look.active, full, look.tick, dropped)

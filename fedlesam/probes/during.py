@@ -1,4 +1,4 @@
-"""Probes while a run trains: they look between rounds, and their seconds are nobody's but theirs."""
+"""Probes while a run trains: they measure between rounds, and their seconds do not count as training."""
 
 import dataclasses
 import logging
@@ -21,25 +21,34 @@ log = logging.getLogger("fedlesam")
 
 
 class Watch:
-    """A federation in training, with a look before each round and after the last.
+    """Trains a federation and measures before each round and after the last.
 
-    A run that goes on from a checkpoint takes its first look there once more: with what the checkpoint holds it finds
-    the same, and a look that was cut off is made up for.
+    A run that resumes from a checkpoint measures there again. It finds the same values, and a measurement that was
+    interrupted is repeated.
+
+    Args:
+        federation: What is trained.
+        probes: What is measured.
+        path: RUN/probes.jsonl.
+        previous: The global model that the last round began with, if it is known.
     """
 
     def __init__(self, federation: Federation, probes: list[Probe], path: Path, previous: Tensor | None = None) -> None:
         self.federation, self.probes, self.path = federation, probes, path
         self.previous = previous
-        """The global model that the last round began with, where it is known."""
-        self._spoken: set[str] = set()
+        self._logged: set[str] = set()
 
     @property
     def to_keep(self) -> Tensor | None:
-        """What the probes need of a checkpoint beside the federation's own state."""
+        """What a checkpoint must hold for the probes, in addition to the state of the federation."""
         return self.previous if any(probe.reads_previous for probe in self.probes) else None
 
     def train(self, rounds: int) -> Iterator[Record]:
-        """Up to so many rounds, a record each; the last is always evaluated."""
+        """Train, and yield a record per round; the last is always evaluated.
+
+        Args:
+            rounds: Rounds in total, with those already done.
+        """
         self._look(rounds)
         while self.federation.state.round < rounds:
             anchor = self.federation.state.weights
@@ -58,16 +67,23 @@ class Watch:
                 self._log_dropped(reading)
 
     def _log_dropped(self, reading: Reading) -> None:
-        """Of each probe once: the rest is in probes.jsonl."""
-        if reading.missing and not reading.values and reading.probe not in self._spoken:
-            self._spoken.add(reading.probe)
+        """Once per probe: all of them are in probes.jsonl."""
+        if reading.missing and not reading.values and reading.probe not in self._logged:
+            self._logged.add(reading.probe)
             log.warning("round %d: the probe %s reads nothing: %s", reading.round, reading.probe, reading.missing)
 
 
 def take(probe: Probe, look: Look, path: Path, more: Mapping[str, Any] | None = None) -> Reading:
-    """Measure, and write the line; `more` is what else a reader must know of it.
+    """Measure and write the line.
 
-    A probe that fails says why in its reading and stops nothing, but for what is the machine's fault.
+    If a probe fails, the reading has the reason and training continues. Errors of the machine, such as a full disk, are
+    raised.
+
+    Args:
+        probe: What to measure.
+        look: The federation.
+        path: RUN/probes.jsonl.
+        more: Metadata to add.
     """
     look, began = dataclasses.replace(look, missing=[]), time.perf_counter()
     try:

@@ -8,17 +8,20 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from fedlesam.core import seeds
-from fedlesam.core.checks import check_count
 from fedlesam.core.messages import Memory
 from fedlesam.engines.base import is_client_error, reason
 from fedlesam.federation import Federation
-from fedlesam.probes.base import Look, Probe, Values, every_or
-from fedlesam.probes.loss import GlobalLoss
+from fedlesam.probes.base import Look, SampledProbe, Values
 from fedlesam.probes.replay import check_memories, named
 
 
 def cosine(one: Tensor, other: Tensor) -> float:
-    """NaN if one of them is 0."""
+    """The cosine of the angle between two vectors; NaN if one of them is 0.
+
+    Args:
+        one: A flat vector.
+        other: Another one.
+    """
     x, y = one.double(), other.double()
     return float(x @ y / (x.norm() * y.norm()))
 
@@ -26,9 +29,15 @@ def cosine(one: Tensor, other: Tensor) -> float:
 def constant_perturbations(
     federation: Federation, active: Sequence[int], dropped: dict[int, str] | None = None
 ) -> dict[int, Tensor]:
-    """What each of these clients will add to its weights in the coming round, where that is fixed for the round.
+    """The perturbations of clients in the coming round, for rules whose perturbation is constant in a round.
 
-    Who fails at it is left out where the round would do so; `dropped` is told why.
+    Args:
+        federation: Between two rounds.
+        active: The clients.
+        dropped: Filled with the clients that fail and the reason, if the federation drops them; else they raise.
+
+    Returns:
+        Perturbations by client, without those that are 0.
     """
     rule, state = federation.algorithm.perturbation, federation.state
     if rule.gradient != "unused":
@@ -50,18 +59,16 @@ def constant_perturbations(
 
 
 @dataclass(frozen=True)
-class Estimate(Probe):
-    """Cosine between the last global progress taken back and the global gradient, at the anchor of the round."""
+class Estimate(SampledProbe):
+    """The cosine of FedLESAM's estimate and the global gradient, at the model that the round begins with.
+
+    Args:
+        every: Rounds between two measurements.
+        samples: About how many training samples to use, the same number of each client; 0 takes all.
+    """
 
     name: ClassVar[str] = "estimate"
     at_end: ClassVar[bool] = False
-
-    samples: int = 1000
-    """About so many training samples, as many of each client; 0 takes all."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_count(self.name, "samples", self.samples, at_least=0)
 
     @property
     def reads_previous(self) -> bool:
@@ -73,7 +80,7 @@ class Estimate(Probe):
 
     def measure(self, look: Look) -> tuple[Values, dict[str, Any]]:
         federation, w = look.federation, look.federation.state.weights
-        loss = GlobalLoss.of(federation, every_or(self.samples))
+        loss = self.loss(federation)
         g = loss.finite_gradient(w)[1]
         values: Values = {"gradient_norm": float(g.norm())}
         if look.previous is not None:

@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedlesam.core import seeds
-from fedlesam.core.checks import check_count
+from fedlesam.core.checks import check_count, param
 from fedlesam.federation import Federation
-from fedlesam.probes.base import Look, Probe, Tick, Values, every_or
+from fedlesam.probes.base import Look, SampledProbe, Tick, Values
 from fedlesam.probes.loss import GlobalLoss, Unreadable
 
 TOLERANCE = 1e-3
@@ -23,7 +23,15 @@ RESTARTS = 20
 def eigenvalues(
     loss: GlobalLoss, weights: Tensor, k: int = 5, seed: int = 0, tick: Tick = lambda done, of: None
 ) -> list[float]:
-    """The k largest (most positive), largest first, by Lanczos' method (ARPACK). Fewer if not all converged."""
+    """The k largest (most positive) eigenvalues of the Hessian, largest first, by Lanczos' method (ARPACK).
+
+    Args:
+        loss: The global loss.
+        weights: Where the Hessian is taken, flat.
+        k: How many; fewer are returned if not all converged.
+        seed: Of the first vector.
+        tick: Called with the number of Hessian products.
+    """
     from scipy.sparse import linalg  # here: it takes long to load
 
     check_count("hessian", "k", k)
@@ -66,7 +74,16 @@ def eigenvalues(
 
 
 def trace(loss: GlobalLoss, weights: Tensor, draws: int = 20, seed: int = 0) -> tuple[float, float]:
-    """The trace and its standard error, by Hutchinson: the mean of (z, H z) over vectors z of random signs."""
+    """The trace of the Hessian and its standard error, by Hutchinson's method.
+
+    It is the mean of (z, H z) over vectors z of random signs.
+
+    Args:
+        loss: The global loss.
+        weights: Where the Hessian is taken, flat.
+        draws: How many vectors.
+        seed: Of the vectors.
+    """
     check_count("hessian", "draws", draws, at_least=2)
     found = []
     for i in range(draws):
@@ -77,22 +94,20 @@ def trace(loss: GlobalLoss, weights: Tensor, draws: int = 20, seed: int = 0) -> 
 
 
 @dataclass(frozen=True)
-class Hessian(Probe):
-    """The k largest eigenvalues and the trace of the global loss's Hessian."""
+class Hessian(SampledProbe):
+    """The k largest eigenvalues and the trace of the Hessian of the global loss.
+
+    Args:
+        every: Rounds between two measurements.
+        samples: About how many training samples to use, the same number of each client; 0 takes all.
+        k: How many eigenvalues.
+        draws: Random vectors for the trace.
+    """
 
     name: ClassVar[str] = "hessian"
 
-    k: int = 3
-    draws: int = 20
-    """Random vectors for the trace."""
-    samples: int = 1000
-    """About so many training samples, as many of each client; 0 takes all."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_count(self.name, "k", self.k)
-        check_count(self.name, "draws", self.draws, at_least=2)
-        check_count(self.name, "samples", self.samples, at_least=0)
+    k: int = param(3, at_least=1, whole=True)
+    draws: int = param(20, at_least=2, whole=True)
 
     def check(self, federation: Federation) -> None:
         if self.k >= federation.state.weights.numel():
@@ -100,7 +115,7 @@ class Hessian(Probe):
 
     def measure(self, look: Look) -> tuple[Values, dict[str, Any]]:
         w = look.federation.state.weights
-        loss = GlobalLoss.of(look.federation, every_or(self.samples))
+        loss = self.loss(look.federation)
         loss.finite_gradient(w)
         found = eigenvalues(loss, w, self.k, tick=look.tick)
         whole, error = trace(loss, w, self.draws)

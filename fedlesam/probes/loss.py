@@ -21,15 +21,20 @@ BATCH = 250
 
 
 class Unreadable(ArithmeticError):
-    """The loss, or a derivative of it, is not a number at that model."""
+    """The loss, or a derivative of it, is not finite at a model."""
 
 
 class GlobalLoss:
     """F(w), the mean over clients of their mean training loss: eval mode, no augmentation, no weight decay.
 
-    `samples` takes a fixed subsample: as many samples of every client, about so many together and at least one each,
-    the same ones for the same seed. `self.samples` is how many there are. The loss must be a mean over its batch.
-    The module is copied, and nothing here draws from a global generator: training does not notice.
+    The module is copied, and no global random generator is used: training does not change.
+
+    Args:
+        module: The model.
+        clients: The data of the clients.
+        loss: A mean over its batch.
+        samples: About how many samples to use, the same number of each client and at least one; None takes all.
+        seed: Of the choice of the samples.
     """
 
     def __init__(
@@ -55,25 +60,36 @@ class GlobalLoss:
 
     @classmethod
     def of(cls, federation: Federation, samples: int | None = None) -> Self:
-        """The loss a federation trains, with its buffers of now."""
+        """The loss that a federation trains, with its current buffers.
+
+        Args:
+            federation: Whose model, clients and loss to take.
+            samples: About how many samples to use; None takes all.
+        """
         return cls(federation.model, federation.clients, federation.local.loss, samples, federation.seed)
 
     @property
     def samples(self) -> int:
+        """How many samples are used."""
         return sum(self.sizes[i] for i in self.chosen)
 
     def only(self, client: int) -> Self:
-        """F_i, the loss of one client, on the same samples and the same model."""
+        """F_i, the loss of one client, on the same samples.
+
+        Args:
+            client: Its number.
+        """
         alone = copy.copy(self)
         alone.chosen = [client]
         return alone
 
     def value(self, weights: Tensor) -> float:
+        """F(w)."""
         return self.score(weights)[0]
 
     @torch.no_grad()
     def score(self, weights: Tensor) -> tuple[float, float]:
-        """Loss and accuracy, a share; NaN where the targets are not class numbers."""
+        """F(w) and the accuracy, a share; NaN if the targets are not class numbers."""
         self.model.weights.copy_(weights)
         loss, accuracy = 0.0, 0.0
         for x, y, share in self._batches():
@@ -93,7 +109,7 @@ class GlobalLoss:
         return loss, total
 
     def finite_gradient(self, weights: Tensor) -> tuple[float, Tensor]:
-        """`gradient`, or Unreadable if it or the loss is not finite."""
+        """As `gradient`; raises Unreadable if the loss or its gradient is not finite."""
         loss, g = self.gradient(weights)
         if not math.isfinite(loss):
             raise Unreadable(f"the loss is not finite{self._whose(weights)}")
@@ -106,7 +122,12 @@ class GlobalLoss:
         return f": that of {len(wrong)} of {len(self.chosen)} clients, client {wrong[0]} the first" if wrong else ""
 
     def product(self, weights: Tensor, vector: Tensor) -> Tensor:
-        """The Hessian of F times a vector: the gradient of (gradient, vector)."""
+        """The Hessian of F times a vector: the gradient of (gradient, vector).
+
+        Args:
+            weights: Where the Hessian is taken, flat.
+            vector: Flat, too.
+        """
         self.model.weights.copy_(weights)
         total = torch.zeros_like(weights)
         pieces, along = self.model.views(total), self.model.views(vector)

@@ -1,9 +1,14 @@
-"""RUN/probes.jsonl: a line for every measurement."""
+"""What probes measured, in files of a run folder: probes.jsonl and surface-*.safetensors. Imports no PyTorch."""
 
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
 
 from fedlesam.core.disk import write_text
 
@@ -13,46 +18,119 @@ OLD_KEY = "about"
 
 @dataclass(frozen=True)
 class Reading:
+    """One measurement: a line of probes.jsonl."""
+
     round: int
     """Rounds done when it was taken."""
     probe: str
     values: dict[str, float]
     metadata: dict[str, Any]
-    seconds: float
+    """How it was measured: radius, samples and so on."""
+    seconds: float = 0.0
     missing: str = ""
-    """What could not be read, and why; empty where all could."""
+    """What could not be read, and why; empty if nothing is missing."""
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON: nothing is said of what is missing where nothing is."""
+        """For JSON, without an empty `missing`."""
         return {name: value for name, value in asdict(self).items() if name != "missing" or value}
 
 
 def read(path: Path) -> list[Reading]:
-    """Empty where nothing was measured."""
-    if not path.exists():
-        return []
-    readings = []
-    for i, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    """All readings of a file; none if there is no file. A last line that was cut off by a crash is dropped.
+
+    Args:
+        path: RUN/probes.jsonl.
+    """
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    found = []
+    for i, line in enumerate(lines, 1):
         try:
-            entry = json.loads(line)
-            if OLD_KEY in entry:
-                entry["metadata"] = entry.pop(OLD_KEY)
-            readings.append(Reading(**entry))
-        except (ValueError, TypeError, AttributeError) as error:
-            raise ValueError(f"{path}, line {i}: is not a measurement of a probe: {error}") from error
-    return readings
+            found.append(_reading(json.loads(line)))
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
+            if i == len(lines) and not line.endswith("}"):
+                break
+            raise ValueError(f"{path}, line {i}: is not a measurement of a probe: {error!r}") from error
+    return found
+
+
+def _reading(entry: dict[str, Any]) -> Reading:
+    values = {name: float(value) for name, value in entry["values"].items() if isinstance(value, int | float)}
+    metadata = dict(entry.get("metadata") or entry.get(OLD_KEY) or {})
+    seconds, missing = float(entry.get("seconds") or 0), str(entry.get("missing") or "")
+    return Reading(int(entry["round"]), str(entry["probe"]), values, metadata, seconds, missing)
 
 
 def put(path: Path, new: Reading) -> None:
     """Add a line, or replace the one of the same probe, round and settings; the file is whole at every moment.
 
-    One that could not be read at all is replaced by any later one of the probe and round.
+    A reading without any value is replaced by any later one of its probe and round.
+
+    Args:
+        path: RUN/probes.jsonl.
+        new: The reading.
     """
 
-    def goes(old: Reading) -> bool:
+    def is_replaced(old: Reading) -> bool:
         same = (old.round, old.probe) == (new.round, new.probe)
         return same and (old.metadata == new.metadata or bool(old.missing and not old.values))
 
-    kept = [r for r in read(path) if not goes(r)]
+    kept = [reading for reading in read(path) if not is_replaced(reading)]
     ordered = sorted([*kept, new], key=lambda reading: (reading.round, reading.probe))
     write_text(path, "".join(json.dumps(r.as_dict(), allow_nan=False) + "\n" for r in ordered))
+
+
+@dataclass(frozen=True)
+class Surface:
+    """Loss and accuracy on a grid around the weights, along one or two directions."""
+
+    x: NDArray[np.float64]
+    """Steps along each direction."""
+    loss: NDArray[np.float64]
+    """One value per step, or [y, x]."""
+    accuracy: NDArray[np.float64]
+    """On the same samples, a share; NaN if the targets are not classes."""
+    metadata: dict[str, Any]
+    """How it was measured: samples, seeds and so on."""
+
+    @property
+    def dims(self) -> int:
+        """1 or 2."""
+        return self.loss.ndim
+
+    @property
+    def y(self) -> NDArray[np.float64]:
+        """Steps along the second direction: the same as along the first."""
+        return self.x
+
+
+def write_surface(found: Surface, path: Path) -> None:
+    """Write a surface; the file is whole at every moment.
+
+    Args:
+        found: The surface.
+        path: RUN/surface-1d.safetensors or RUN/surface-2d.safetensors.
+    """
+    partial = path.with_name(path.name + ".new")
+    axes = {"x": found.x} if found.dims == 1 else {"x": found.x, "y": found.x.copy()}
+    tensors = {**axes, "loss": found.loss, "accuracy": found.accuracy}
+    save_file(tensors, str(partial), metadata={"metadata": json.dumps(found.metadata)})
+    partial.replace(path)
+
+
+def read_surface(path: Path) -> Surface:
+    """Read a surface; a ValueError if the file is something else.
+
+    Args:
+        path: The file.
+    """
+    try:
+        with safe_open(path, framework="np") as file:
+            names = ("x", "loss", "accuracy")
+            x, loss, accuracy = (np.asarray(file.get_tensor(name), dtype=np.float64) for name in names)
+            header = file.metadata() or {}
+            metadata = dict(json.loads(header.get("metadata") or header.get(OLD_KEY) or "{}"))
+        if loss.ndim not in (1, 2) or not loss.shape == accuracy.shape == x.shape * loss.ndim:
+            raise ValueError(f"loss has the shape {loss.shape}, not {x.shape * min(loss.ndim, 2)}")
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path}: is not a loss surface: {error}; delete it and measure again") from error
+    return Surface(x, loss, accuracy, metadata)

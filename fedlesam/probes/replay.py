@@ -1,4 +1,4 @@
-"""The coming round's local training, played beside the federation: nothing of it is kept."""
+"""Simulate the local training of the coming round; the federation does not change."""
 
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
@@ -14,27 +14,39 @@ from fedlesam.federation import Federation
 
 @dataclass(frozen=True)
 class Place:
-    """Where a client is before its next step."""
+    """The state of a client before its next local step."""
 
     client: int
     v: Tensor
     """Its local model."""
     e: Tensor | None
-    """The perturbation of this step, where it has one. The next step may overwrite it."""
+    """The perturbation of this step, if it has one. The next step may overwrite it."""
     moving: bool
-    """False: it has finished its round and waits for the others."""
+    """False if it has finished its local training."""
 
 
 def check_memories(who: str, federation: Federation, instead: str = "") -> None:
+    """A ValueError if the memories of the clients are in the workers, where a probe cannot read them.
+
+    Args:
+        who: The probe.
+        federation: What it measures.
+        instead: Another remedy, added to the message.
+    """
     if not federation.knows_memories:
         raise ValueError(
-            f"{who} reads what clients remember, and with --store pinned that stays with the workers: "
+            f"{who} reads the memories of the clients, and with --store pinned they stay with the workers: "
             f"use --store shared or one worker{instead}"
         )
 
 
 def lockstep(federation: Federation, active: Sequence[int]) -> Iterator[list[Place]]:
-    """All active clients advance step by step together, on a model each; a finished one stays where it is."""
+    """All active clients advance step by step together, each on its own model; a finished one waits for the others.
+
+    Args:
+        federation: Between two rounds.
+        active: The clients.
+    """
     walks = {client: _steps(federation, client, federation.replica()) for client in active}
     ends: dict[int, Tensor] = {}
     while True:
@@ -54,7 +66,7 @@ def lockstep(federation: Federation, active: Sequence[int]) -> Iterator[list[Pla
 
 
 def heard(federation: Federation) -> list[int]:
-    """The coming round's active clients but for those that dropout silences."""
+    """The active clients of the coming round, without those that dropout silences."""
     active = federation.draw_active(federation.state.round)
     silent = federation.draw_silent(federation.state.round, active)
     return [client for client in active if client not in silent]
@@ -63,10 +75,12 @@ def heard(federation: Federation) -> list[int]:
 def trained(
     federation: Federation, asked: Sequence[int], dropped: dict[int, str] | None = None
 ) -> Iterator[tuple[int, Tensor]]:
-    """The clients' local models at the end of the round, one after the other.
+    """The local models of clients at the end of the round, one after the other.
 
-    Whom the round would leave out is left out here, by the same rules: `dropped` is told why. Who would stop the run
-    raises.
+    Args:
+        federation: Between two rounds.
+        asked: The clients. Those that the round would drop are dropped; an error that would stop the run is raised.
+        dropped: Filled with the dropped clients and the reason, at the end.
     """
     engine, sent = federation.understudy(), federation.state.broadcast()
     answers = engine.accepted(sent, asked, engine.reduction(sent, asked), lambda: None)
@@ -81,7 +95,12 @@ def trained(
 
 
 def answering(federation: Federation, asked: Sequence[int]) -> tuple[list[int], dict[int, str]]:
-    """Those of the clients that will be part of the round, and why the others will not; it is played to find out."""
+    """The clients that the coming round will not drop, and the reason for each of the others, by simulating it.
+
+    Args:
+        federation: Between two rounds.
+        asked: The clients.
+    """
     dropped: dict[int, str] = {}
     if not federation.failures.drops:
         return list(asked), dropped
@@ -91,7 +110,8 @@ def answering(federation: Federation, asked: Sequence[int]) -> tuple[list[int], 
 
 
 def named(dropped: dict[int, str]) -> list[str]:
-    return [f"client {client} is left out: {why}" for client, why in sorted(dropped.items())]
+    """A message for each dropped client."""
+    return [f"client {client} is dropped: {why}" for client, why in sorted(dropped.items())]
 
 
 def _steps(federation: Federation, client: int, model: FlatModel) -> Generator[LocalStep, None, ClientResult]:

@@ -10,16 +10,16 @@ from torch import Tensor
 
 from fedlesam.core import seeds
 from fedlesam.core.batches import size_of
-from fedlesam.core.checks import check_count, check_number
+from fedlesam.core.checks import check_count, check_number, param
 from fedlesam.federation import Federation
-from fedlesam.probes.base import Look, Probe, Values, every_or
+from fedlesam.probes.base import Look, SampledProbe, Values
 from fedlesam.probes.loss import GlobalLoss
 from fedlesam.probes.replay import check_memories, named, trained
 
 
 @dataclass(frozen=True)
 class Rise:
-    """max over norm(e) <= radius of F(w + e) - F(w), from below."""
+    """A lower bound of the maximum of F(w + e) - F(w) over norm(e) <= radius."""
 
     loss: float
     """F(w)"""
@@ -34,19 +34,25 @@ class Rise:
 
     @property
     def ascent(self) -> float:
-        """At the best point found; 0 where nothing is above the centre, NaN where the centre is no number."""
+        """At the best point found; 0 if no loss is above that at w, NaN if the loss at w is not finite."""
         return max(0.0, *self.by_step) if math.isfinite(self.loss) else math.nan
 
 
 def rise(loss: GlobalLoss, weights: Tensor, radius: float, steps: int, scale: Tensor | None = None) -> Rise:
-    """Projected gradient ascent from e = 0: e = project(e + radius * unit(gradient at w + e)), the best e kept.
+    """How much the loss rises within a ball, by projected gradient ascent; the best point is kept.
 
-    The first step from 0 is the first-order perturbation of SAM, so the ascent is never below it; and with the step as
-    long as the radius, e soon follows the gradient on the sphere. With `scale` = |w| the ball is that of e / |w|, as
-    in ASAM (Kwon et al., ICML 2021): rescaling the weights of a ReLU network without changing its function then
-    changes nothing. Where the gradient is 0, or too large to be a number, e goes in a fixed random direction. A loss
-    that is no number counts as infinite, but at w itself nothing is known then: NaN. Costs `steps` gradients and one
+    From e = 0, e = project(e + radius * unit(gradient at w + e)). The first step is the first-order perturbation of
+    SAM, so the result is never below it. If the gradient is 0 or not finite, e goes in a fixed random direction. A loss
+    that is NaN counts as infinite; if the loss at w is not finite, the result is NaN. Costs `steps` gradients and one
     evaluation.
+
+    Args:
+        loss: The loss.
+        weights: The centre w, flat.
+        radius: Of the ball.
+        steps: Of the ascent.
+        scale: |w| for the ball of e / |w|, as in ASAM (Kwon et al., ICML 2021): the result is then the same for a ReLU
+            network whose weights are rescaled without changing its function.
     """
     check_number("sharpness", "radius", radius, above=0)
     check_count("sharpness", "steps", steps)
@@ -74,31 +80,28 @@ def rise(loss: GlobalLoss, weights: Tensor, radius: float, steps: int, scale: Te
 
 
 @dataclass(frozen=True)
-class Sharpness(Probe):
-    """Global sharpness, raw and scale-invariant, with the clients' own beside it."""
+class Sharpness(SampledProbe):
+    """Global sharpness, raw and scale-invariant, and the sharpness of each client's loss.
+
+    Args:
+        every: Rounds between two measurements.
+        samples: About how many training samples to use, the same number of each client; 0 takes all.
+        radius: Of the raw ball, the same for every method compared.
+        relative: Radius of the scale-invariant ball, of e / |w|.
+        steps: Of the ascent.
+        local: Also the sharpness of each client's loss at w.
+        trained: Also that of the active clients at the end of their local training: costs a round.
+        each: Also the number of every client, not only mean, minimum and maximum.
+    """
 
     name: ClassVar[str] = "sharpness"
 
-    radius: float = 0.1
-    """Of the raw ball, the same for every method compared."""
-    relative: float = 0.5
-    """Radius of the scale-invariant ball, of e / |w|."""
-    steps: int = 10
-    samples: int = 1000
-    """About so many training samples, as many of each client; 0 takes all."""
+    radius: float = param(0.1, above=0)
+    relative: float = param(0.5, above=0)
+    steps: int = param(10, at_least=1, whole=True)
     local: bool = True
-    """Also each client's sharpness of its own loss at w."""
     trained: bool = True
-    """Also that of the round's active clients at the end of their local training: costs a round."""
     each: bool = False
-    """Also every client's number, not only their mean, least and largest."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_number(self.name, "radius", self.radius, above=0)
-        check_number(self.name, "relative", self.relative, above=0)
-        check_count(self.name, "steps", self.steps)
-        check_count(self.name, "samples", self.samples, at_least=0)
 
     @property
     def reads_memories(self) -> bool:
@@ -106,17 +109,17 @@ class Sharpness(Probe):
 
     def check(self, federation: Federation) -> None:
         if self.trained:
-            check_memories("sharpness of the trained clients", federation, ", or leave it out with trained=no")
+            check_memories("sharpness of the trained clients", federation, ", or switch it off with trained=no")
 
     def measure(self, look: Look) -> tuple[Values, dict[str, Any]]:
         federation, w = look.federation, look.federation.state.weights
-        loss = GlobalLoss.of(federation, every_or(self.samples))
+        loss = self.loss(federation)
         active = look.active if self.trained and look.trains_on else []
         clients = range(len(federation.clients)) if self.local else range(0)
         total = 2 + len(clients) + len(active)
         raw = rise(loss, w, self.radius, self.steps)
         if not math.isfinite(raw.loss):
-            loss.finite_gradient(w)  # says why
+            loss.finite_gradient(w)  # raises, with the reason
         look.tick(1, total)
         invariant = rise(loss, w, self.relative, self.steps, scale=w.abs())
         look.tick(2, total)

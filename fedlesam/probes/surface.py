@@ -6,7 +6,6 @@ depend on the seed and the model's shape alone: all methods compared look along 
 """
 
 import hashlib
-import json
 import math
 import time
 from collections.abc import Sequence
@@ -17,64 +16,56 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
 from torch import Tensor
 
 from fedlesam.core import seeds
-from fedlesam.core.checks import check_count, check_number
+from fedlesam.core.checks import check_params, param
 from fedlesam.probes.base import Tick
 from fedlesam.probes.loss import GlobalLoss
+from fedlesam.probes.readings import Surface, read_surface, write_surface
 
 SECONDS_BETWEEN_SAVES = 10.0
-OLD_KEY = "about"
-"""The key of the metadata in older files."""
 
 
 @dataclass(frozen=True)
 class Grid:
-    """Where to evaluate: `points` along each of `dims` directions, from -span to span."""
+    """Where to evaluate a surface: from -span to span along each direction.
 
-    dims: int = 2
-    points: int = 25
-    span: float = 1.0
-    samples: int = 1000
-    """About so many training samples, as many of each client; 0 takes all."""
-    seed: int = 0
-    """Of the directions."""
+    Args:
+        dims: Directions, 1 or 2.
+        points: Along each direction; odd, so that the model itself is one.
+        span: The largest step; 1 is as long as the weights.
+        samples: About how many training samples to use, the same number of each client; 0 takes all.
+        seed: Of the directions.
+    """
+
+    dims: int = param(2, at_least=1, at_most=2, whole=True)
+    points: int = param(25, at_least=3, whole=True)
+    span: float = param(1.0, above=0)
+    samples: int = param(1000, at_least=0, whole=True)
+    seed: int = param(0, at_least=0, whole=True)
 
     def __post_init__(self) -> None:
-        check_count("surface", "samples", self.samples, at_least=0)
-        check_count("surface", "seed", self.seed, at_least=0)
-        check_number("surface", "span", self.span, above=0)
-        if self.dims not in (1, 2):
-            raise ValueError(f"surface: dims must be 1 or 2, got {self.dims}")
-        check_count("surface", "points", self.points, at_least=3)
+        check_params(self, "surface")
         if self.points % 2 == 0:
             raise ValueError(f"surface: points must be odd, so that the model itself is one, got {self.points}")
 
     @property
     def axis(self) -> NDArray[np.float64]:
+        """The steps along a direction."""
         half = self.points // 2
         return np.asarray(np.arange(-half, half + 1) * (self.span / half), dtype=np.float64)
 
 
-@dataclass(frozen=True)
-class Surface:
-    """Loss and accuracy on a grid; two-dimensional ones are indexed [y, x]."""
-
-    x: NDArray[np.float64]
-    loss: NDArray[np.float64]
-    accuracy: NDArray[np.float64]
-    metadata: dict[str, Any]
-
-    @property
-    def dims(self) -> int:
-        return self.loss.ndim
-
-
 def directions(weights: Tensor, shapes: Sequence[torch.Size], count: int, seed: int = 0) -> list[Tensor]:
-    """Filter-normalised random directions. Vectors (biases, norms' scales) are left alone, as Li et al. do."""
+    """Filter-normalised random directions; 0 for vectors (biases, scales of norms), as Li et al. do.
+
+    Args:
+        weights: Of the model, flat.
+        shapes: Of its parameters.
+        count: How many directions.
+        seed: Of the random numbers.
+    """
     found = []
     for number in range(count):
         rng, pieces = seeds.generator(seed, "probe", number), []
@@ -99,10 +90,16 @@ def surface_of(
     metadata: dict[str, Any] | None = None,
     tick: Tick = lambda done, of: None,
 ) -> Surface:
-    """Evaluate F on a grid around the weights.
+    """Evaluate the loss on a grid around the weights.
 
-    With a `path` it is resumable: what is done lies beside it, also after Ctrl-C, and is taken up by the same call; a
-    finished file of the same weights and grid is read.
+    Args:
+        loss: The global loss.
+        weights: The centre, flat.
+        grid: Where to evaluate.
+        path: The file of the surface. An interrupted call is resumed by the next one, from a hidden file in the same
+            folder; a finished file of the same weights and grid is read.
+        metadata: More to be stored with the surface.
+        tick: Called after every point.
     """
     axes = directions(weights, loss.model.shapes, grid.dims, grid.seed)
     known = {
@@ -117,7 +114,7 @@ def surface_of(
     }
     part = path.with_name(f".{path.stem}.part{path.suffix}") if path is not None else None
     for file in (path, part):
-        earlier = read(file) if file is not None and file.exists() else None
+        earlier = read_surface(file) if file is not None and file.exists() else None
         if earlier is not None and earlier.metadata == known:
             break
         earlier = None
@@ -137,32 +134,13 @@ def surface_of(
             done[place] = True
             tick(int(done.sum()), done.size)
             if part is not None and time.monotonic() - saved > SECONDS_BETWEEN_SAVES:
-                write(found, part)
+                write_surface(found, part)
                 saved = time.monotonic()
     finally:
         if part is not None and not done.all() and done.any():
-            write(found, part)
+            write_surface(found, part)
     if path is not None and part is not None:
         if places or not path.exists() or earlier is None:
-            write(found, path)
+            write_surface(found, path)
         part.unlink(missing_ok=True)
     return found
-
-
-def write(found: Surface, path: Path) -> None:
-    beside = path.with_name(path.name + ".new")
-    axes = {"x": found.x} if found.dims == 1 else {"x": found.x, "y": found.x.copy()}
-    tensors = {**axes, "loss": found.loss, "accuracy": found.accuracy}
-    save_file(tensors, str(beside), metadata={"metadata": json.dumps(found.metadata)})
-    beside.replace(path)
-
-
-def read(path: Path) -> Surface:
-    try:
-        with safe_open(path, framework="np") as file:
-            parts = {name: file.get_tensor(name) for name in ("x", "loss", "accuracy")}
-            header = file.metadata() or {}
-            metadata = json.loads(header.get("metadata") or header[OLD_KEY])
-    except (OSError, SafetensorError, KeyError, ValueError) as error:
-        raise ValueError(f"{path}: is not a loss surface: {error}; delete it and measure again") from error
-    return Surface(**parts, metadata=metadata)

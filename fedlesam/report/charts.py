@@ -7,9 +7,10 @@ from itertools import accumulate
 
 import numpy as np
 
+from fedlesam.probes.readings import Reading
 from fedlesam.report.groups import Comparison, Group, is_how_measured, shown
 from fedlesam.runs.evaluated import HELD_OUT, RENAMED
-from fedlesam.runs.read import Measurement, Run
+from fedlesam.runs.read import Run
 
 COSTS = {
     "MB sent": ("bytes_down", "bytes_up"),
@@ -137,7 +138,7 @@ def _mean(number: int, curves: list[dict[int, float]]) -> Series | None:
 def probe_curves(comparison: Comparison) -> list[Chart]:
     """A chart for each number that a probe gives."""
     found: dict[tuple[str, str], list[Series]] = defaultdict(list)
-    measured: dict[str, list[Measurement]] = defaultdict(list)
+    measured: dict[str, list[Reading]] = defaultdict(list)
     for i, group in enumerate(comparison.groups):
         curves: dict[tuple[str, str], list[dict[int, float]]] = defaultdict(list)
         for run in group.runs:
@@ -177,7 +178,7 @@ def _family(name: str) -> str:
     return re.sub(r"\d+$", "*", name)
 
 
-def _how_measured(measurements: list[Measurement]) -> str:
+def _how_measured(measurements: list[Reading]) -> str:
     settings = {
         ", ".join(f"{k.replace('_', ' ')} {shown(v)}" for k, v in one.metadata.items() if is_how_measured(k, v))
         for one in measurements

@@ -10,11 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedlesam.core.names import is_path
+from fedlesam.probes.readings import Surface
 from fedlesam.report.style import Look, looks
 from fedlesam.runs import config as configs
 from fedlesam.runs.config import RunConfig
 from fedlesam.runs.methods import is_centralised, method_name
-from fedlesam.runs.read import Run, Surface
+from fedlesam.runs.read import Run
 
 ASIDE = (*configs.NO_MATTER, "seed", "threads", "device", "evaluate_every", "per_client")
 """Settings in which the runs of one group may differ."""

@@ -11,9 +11,9 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from fedlesam.probes.readings import Surface
 from fedlesam.report.pictures import COLUMN, PAPER, PAPER_DOTS, plain, save
 from fedlesam.report.style import Look
-from fedlesam.runs.read import Surface
 
 COLOURS = matplotlib.colormaps["cividis"]
 """Even for colour-blind readers and in print; the same on the page."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedlesam.data.dataset import DataSet
-from fedlesam.probes.base import Look, Probe, Tick, beside, every_or
+from fedlesam.probes.base import Look, Probe, Tick, run_context
 from fedlesam.probes.catalogue import parse_offline
 from fedlesam.probes.drift import perturbs
 from fedlesam.probes.during import take
@@ -103,8 +103,8 @@ def _open(
 def _surface(path: Path, config: RunConfig, look: Look, grid: Grid, more: dict[str, Any], tick: Tick) -> Path:
     state = look.federation.state
     metadata = {"algorithm": config.algorithm, "seed": config.seed, "rounds": state.round, **more}
-    loss, file = GlobalLoss.of(look.federation, every_or(grid.samples)), RunFolder(path).surface(grid.dims)
-    with beside(look.federation):
+    loss, file = GlobalLoss.of(look.federation, grid.samples or None), RunFolder(path).surface(grid.dims)
+    with run_context(look.federation):
         surface_of(loss, state.weights, grid, file, metadata, tick)
     return file
 

@@ -12,41 +12,12 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from fedlesam.core.names import one_line
+from fedlesam.probes import readings
+from fedlesam.probes.readings import Reading, Surface
 from fedlesam.runs.config import RunConfig
 from fedlesam.runs.evaluated import accuracy_of, evaluated_on
 from fedlesam.runs.folder import RunFolder
 from fedlesam.runs.methods import is_centralised, method_name
-
-
-@dataclass(frozen=True)
-class Measurement:
-    """A line of probes.jsonl."""
-
-    round: int
-    """Rounds done at that state."""
-    probe: str
-    values: dict[str, float]
-    metadata: dict[str, Any]
-    """With which radius, on how many samples, and so on."""
-    missing: str = ""
-    """What could not be read, and why."""
-
-
-@dataclass(frozen=True)
-class Surface:
-    """The loss along one or two directions through the final model; `y` has no length along one."""
-
-    x: NDArray[np.float64]
-    y: NDArray[np.float64]
-    loss: NDArray[np.float64]
-    """len(x) values, or len(y) rows of len(x)."""
-    accuracy: NDArray[np.float64]
-    """On the same samples, a share; NaN where there are no classes."""
-    metadata: dict[str, Any]
-
-    @property
-    def dims(self) -> int:
-        return self.loss.ndim
 
 
 @dataclass(frozen=True)
@@ -128,57 +99,34 @@ class Run:
         return counts
 
     @cached_property
-    def measurements(self) -> list[Measurement]:
-        """What probes found, in the order of rounds; of a state probed twice in the same way, the last."""
-        path = RunFolder(self.path).probes
-        if not path.exists():
-            return []
-        lines = path.read_text(encoding="utf-8").splitlines()
-        found = {}
-        for i, line in enumerate(lines):
-            try:
-                entry = json.loads(line)
-                values = {k: float(v) for k, v in entry["values"].items() if isinstance(v, int | float)}
-                metadata, missing = entry.get("metadata") or entry.get("about") or {}, str(entry.get("missing") or "")
-                one = Measurement(int(entry["round"]), str(entry["probe"]), values, dict(metadata), missing)
-            except (ValueError, KeyError, TypeError, AttributeError) as error:
-                if i == len(lines) - 1 and not line.endswith("}"):
-                    break  # cut off by a crash
-                raise ValueError(f"{path}, line {i + 1}: is not a probe's result: {error!r}") from error
-            found[one.round, one.probe, json.dumps(one.metadata, sort_keys=True)] = one
-        return sorted(found.values(), key=lambda one: one.round)
+    def measurements(self) -> list[Reading]:
+        """What probes measured, in the order of rounds; of a state measured twice in the same way, the last."""
+        found = readings.read(RunFolder(self.path).probes)
+        last = {(one.round, one.probe, json.dumps(one.metadata, sort_keys=True)): one for one in found}
+        return sorted(last.values(), key=lambda one: one.round)
 
     @property
     def probes(self) -> list[str]:
         """Those that read something."""
         return list(dict.fromkeys(one.probe for one in self.measurements if one.values))
 
-    def series(self, probe: str) -> list[Measurement]:
+    def series(self, probe: str) -> list[Reading]:
         """Of the way in which it was measured most often: a final model measured again is no point of a curve."""
-        ways: dict[str, list[Measurement]] = {}
+        ways: dict[str, list[Reading]] = {}
         for one in self.measurements:
             if one.probe == probe and one.values:
                 ways.setdefault(json.dumps(one.metadata, sort_keys=True), []).append(one)
         return max(ways.values(), key=len, default=[])
 
-    def surface(self, dimensions: int) -> Surface | None:
-        path = RunFolder(self.path).surface(dimensions)
+    def surface(self, dims: int) -> Surface | None:
+        """The loss around the final model along one or two directions; None if it was not measured."""
+        path = RunFolder(self.path).surface(dims)
         if not path.exists():
             return None
-        try:
-            with safe_open(path, framework="np") as file:
-                header = file.metadata() or {}
-                metadata = json.loads(header.get("metadata") or header.get("about") or "{}")
-                x, loss, accuracy = (
-                    np.asarray(file.get_tensor(name), dtype=np.float64) for name in ("x", "loss", "accuracy")
-                )
-                y = np.asarray(file.get_tensor("y"), dtype=np.float64) if dimensions == 2 else np.empty(0)
-        except (OSError, SafetensorError, ValueError) as error:
-            raise ValueError(f"{path}: is not a loss surface: {error}") from error
-        shape = (len(y), len(x)) if dimensions == 2 else (len(x),)
-        if not loss.shape == accuracy.shape == shape:
-            raise ValueError(f"{path}: is not a loss surface: loss has the shape {loss.shape}, not {shape}")
-        return Surface(x, y, loss, accuracy, metadata if isinstance(metadata, dict) else {})
+        found = readings.read_surface(path)
+        if found.dims != dims:
+            raise ValueError(f"{path}: is not a loss surface of {dims} dimensions, but of {found.dims}")
+        return found
 
 
 def read_run(path: Path) -> Run:

@@ -156,13 +156,13 @@ def test_every_perturbing_method_is_in_its_range(name: str) -> None:
 
 
 def test_refusals() -> None:
-    with pytest.raises(ValueError, match="has no perturbation, so nothing can drift; leave the probe out"):
+    with pytest.raises(ValueError, match="has no perturbation, so nothing can drift; remove the probe"):
         drift_of(federation("scaffold"), GlobalLoss(mlp(), samples()))
     with pytest.raises(ValueError, match="NoPerturbation"):
         attach("drift", federation("fedavg"))
     pinned = federation("fedlesam", workers=2, store="pinned")
     for text in ("drift", "estimate", "sharpness"):
-        with pytest.raises(ValueError, match="with --store pinned that stays with the workers: use --store shared"):
+        with pytest.raises(ValueError, match="with --store pinned they stay with the workers: use --store shared"):
             attach(text, pinned)
     assert len(attach("sharpness:trained=no hessian", pinned)) == 2
     assert attach("drift", federation("fedlesam", store="pinned")), "one worker has all memories"

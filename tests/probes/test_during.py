@@ -175,7 +175,7 @@ def test_a_new_run_does_not_inherit_measurements(tmp_path: Path) -> None:
         ({"probe": "sharpnes"}, "unknown probe 'sharpnes': did you mean 'sharpness'"),
         ({"probe": "drift", "algorithm": "fedavg"}, "has no perturbation"),
         ({"probe": "drift", "workers": 2, "store": "pinned"}, "use --store shared or one worker"),
-        ({"probe": "surface"}, "is taken of a finished run"),
+        ({"probe": "surface"}, "is measured of a finished run"),
         ({"probe": "drift drift:every=2"}, "probe drift is named twice"),
         ({"probe": "drift:evry=2"}, "unknown option 'evry': did you mean 'every'"),
         ({"probe": "drift:every=x"}, "every must be a whole number, got 'x'"),
@@ -212,7 +212,7 @@ def test_the_same_measurement_replaces_the_older_one(tmp_path: Path) -> None:
     assert line == {"round": 0, "probe": "sharpness", "values": {"ascent": 2.0}, "metadata": {"radius": 0.1}}
     assert [p.name for p in tmp_path.iterdir()] == ["probes.jsonl"]
     for damaged in ('{"round": 1}', '"about"', "[]", "1"):
-        path.write_text(f"{damaged}\n")
+        path.write_text(f"{damaged}\n{{}}\n")
         with pytest.raises(ValueError, match="line 1: is not a measurement"):
             readings.read(path)
 

@@ -107,7 +107,7 @@ def test_who_will_be_left_out_is_left_out(tmp_path: Path) -> None:
     assert told == record.dropped, "the same reasons"
     assert found == by_name
     assert line.values["counted"] == found.counted
-    said = "; ".join(f"client {client} is left out: {why}" for client, why in record.dropped.items())
+    said = "; ".join(f"client {client} is dropped: {why}" for client, why in record.dropped.items())
     assert line.missing == reading.missing == said
     assert {key for key in reading.values if key[-1].isdigit()} == {f"trained_{i}" for i in (0, 2, 3, 5)}
     assert before.keys() <= snapshot(fed).keys()

@@ -219,10 +219,8 @@ def test_the_examples_of_the_help_parse(call: Call) -> None:
 
 
 def test_a_surface_is_of_the_loss_it_says(call: Call) -> None:
-    from fedlesam.probes import surface
-
     call("probe", "sam", "--probe", "surface:points=3,samples=0", "-q")
-    found = surface.read(Path("sam/surface-2d.safetensors"))
+    found = readings.read_surface(Path("sam/surface-2d.safetensors"))
     fed = open_run(Path("sam"))
     assert found.loss[1, 1] == pytest.approx(GlobalLoss.of(fed).value(fed.weights), rel=1e-6)
     assert found.metadata["algorithm"] == "fedsam"

@@ -24,13 +24,11 @@ from fedlesam.core.batches import Batches
 from fedlesam.core.evaluation import combine, score_batches
 from fedlesam.core.flat_model import FlatModel
 from fedlesam.models.small import cnn
-from fedlesam.probes import GlobalLoss, Grid, directions, surface_of
-from fedlesam.probes import surface as surface_room
+from fedlesam.probes import GlobalLoss, Grid, Surface, directions, readings, surface_of
 from fedlesam.report import surfaces as pictures
 from fedlesam.report.pictures import PAPER
 from fedlesam.runs import config as configs
 from fedlesam.runs.config import RunConfig
-from fedlesam.runs.read import Surface
 from fedlesam.runs.runner import execute
 
 SMALL = Grid(dims=2, points=5, span=0.5, samples=0)
@@ -119,12 +117,12 @@ def test_the_file(loss: GlobalLoss, tmp_path: Path) -> None:
     with safe_open(path, framework="np") as file:
         assert set(file.keys()) == {"x", "y", "loss", "accuracy"}
         assert file.get_tensor("loss").tolist() == found.loss.tolist()
-    metadata = surface_room.read(path).metadata
+    metadata = readings.read_surface(path).metadata
     assert metadata.items() >= {"rounds": 2, "seed": 7, "span": 0.5, "samples": 24, "directions_seed": 0}.items()
     with safe_open(path, framework="np") as file:
         parts, header = {name: file.get_tensor(name) for name in file.keys()}, file.metadata()  # noqa: SIM118
     save_file(parts, path, {"about": header["metadata"]})
-    assert surface_room.read(path).metadata == metadata, "an older file"
+    assert readings.read_surface(path).metadata == metadata, "an older file"
     path.write_bytes(b"nothing of the kind")
     with pytest.raises(ValueError, match="is not a loss surface"):
         surface_of(loss, loss.model.weights.clone(), SMALL, path)
@@ -137,8 +135,8 @@ def test_after_a_kill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         execute(configs.resolve(RunConfig(**small)), tmp_path / name)  # type: ignore[arg-type]
     save_always = (
         "import sys; from fedlesam.cli import main; from fedlesam.probes import surface;"
-        "import time; write = surface.write; surface.SECONDS_BETWEEN_SAVES = 0;"
-        "surface.write = lambda *a: (write(*a), time.sleep(0.1)); sys.argv[0] = 'fedlesam'; main()"
+        "import time; write = surface.write_surface; surface.SECONDS_BETWEEN_SAVES = 0;"
+        "surface.write_surface = lambda *a: (write(*a), time.sleep(0.1)); sys.argv[0] = 'fedlesam'; main()"
     )
     measure = ["probe", "a", "--probe", "surface:points=11,samples=50", "--quiet"]
     part = tmp_path / "a" / ".surface-2d.part.safetensors"
@@ -154,12 +152,12 @@ def test_after_a_kill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         running.kill()
         running.wait()
     monkeypatch.chdir(tmp_path)
-    done = np.isfinite(surface_room.read(part).loss).sum()
+    done = np.isfinite(readings.read_surface(part).loss).sum()
     assert 0 < done < 11 * 11
     for name in ("a", "b"):
         cli.main(["probe", name, *measure[2:]], standalone_mode=False)
     assert not part.exists()
-    found, whole = (surface_room.read(tmp_path / name / "surface-2d.safetensors") for name in ("a", "b"))
+    found, whole = (readings.read_surface(tmp_path / name / "surface-2d.safetensors") for name in ("a", "b"))
     assert found.loss.tolist() == whole.loss.tolist()
 
 
@@ -168,7 +166,7 @@ def test_after_a_kill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ({"points": 0}, "points must be a whole number from 3, got 0"),
         ({"points": 4}, "points must be odd, so that the model itself is one, got 4"),
-        ({"dims": 3}, "dims must be 1 or 2, got 3"),
+        ({"dims": 3}, "dims must be at most 2, got 3"),
         ({"span": 0.0}, "span must be above 0, got 0"),
         ({"samples": -1}, "samples must be a whole number from 0, got -1"),
     ],
@@ -185,7 +183,7 @@ def bowl(height: float, dims: int = 2, walls: float = 0.0) -> Surface:
     x = np.linspace(-1, 1, 11)
     loss = height * (x**2 if dims == 1 else x[None] ** 2 + x[:, None] ** 2) + 0.1
     loss[(0,) * dims] += walls
-    return Surface(x, x if dims == 2 else np.empty(0), loss, 1 - loss / 10, {})
+    return Surface(x, loss, 1 - loss / 10, {})
 
 
 def test_one_scale_for_all(tmp_path: Path) -> None:

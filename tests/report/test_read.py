@@ -53,7 +53,7 @@ def test_probes_are_read_in_the_order_of_rounds(tmp_path: Path) -> None:
 def test_a_bad_probe_line_is_named(tmp_path: Path, line: str) -> None:
     folder = fake_run(tmp_path / "x")
     (folder / "probes.jsonl").write_text(f'{{"round": 1, "probe": "p", "values": {{}}}}\n{line}\n{{}}\n')
-    with pytest.raises(ValueError, match=r"probes.jsonl, line 2: is not a probe's result"):
+    with pytest.raises(ValueError, match=r"probes.jsonl, line 2: is not a measurement of a probe"):
         _ = read_run(folder).measurements
 
 
@@ -75,5 +75,5 @@ def test_bad_surfaces_are_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"surface-2d.safetensors: is not a loss surface"):
         read_run(folder).surface(2)
     save_file({"x": np.zeros(3), "y": np.zeros(2), "loss": np.zeros((3, 2)), "accuracy": np.zeros((3, 2))}, path)
-    with pytest.raises(ValueError, match=r"loss has the shape \(3, 2\), not \(2, 3\)"):
+    with pytest.raises(ValueError, match=r"loss has the shape \(3, 2\), not \(3, 3\)"):
         read_run(folder).surface(2)
