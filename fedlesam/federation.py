@@ -114,7 +114,7 @@ class Federation:
                 "fork; use one worker, or start the run with torchrun"
             )
         if how.engine == "stacked":
-            check_stackable(self.workers, how.compile)
+            check_stackable(self.workers)
         if len(clients) == 0:
             raise ValueError("there are no clients")
         check_samples(clients, test, drop=self.failures.drops)
@@ -125,10 +125,10 @@ class Federation:
 
         check_module(model)  # a lazy one cannot even be copied
         self._model = copy.deepcopy(model) if how.device is None else copy.deepcopy(model).to(find_device(how.device))
-        self._flat = FlatModel(copy.deepcopy(self._model), how.precision, how.compile)
+        stacked = how.engine == "stacked"
+        self._flat = FlatModel(copy.deepcopy(self._model), how.precision, how.compile and not stacked)
         self.algorithm = self.algorithm.for_model(self._flat.tensors)
         buffers = self._flat.buffers()
-        stacked = how.engine == "stacked"
         outputs, changed = check_outputs(self._flat, clients, test, self.local, stacked=stacked)
         if stacked and changed:
             raise NotStackable(CHANGES.format(", ".join(changed)))
@@ -136,7 +136,8 @@ class Federation:
         self.state = ServerState.initial(self.algorithm, self._flat.weights.clone(), buffers)
         self._pinned, self._begun = how.store == "pinned", False
         self.memories = self._store(how.folder, how.memory)
-        self._local_engine = (StackedEngine if stacked else SerialEngine)(
+        engine = functools.partial(StackedEngine, compile_step=how.compile) if stacked else SerialEngine
+        self._local_engine = engine(
             model=self._flat,
             clients=clients,
             algorithm=self.algorithm,

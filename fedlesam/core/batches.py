@@ -135,7 +135,8 @@ class Batches:
     """
 
     def __init__(self, data: ClientData, device: torch.device) -> None:
-        self.streamed = data if isinstance(data, Streamed) and data.streams else None
+        tensors = isinstance(data, tuple | list | TensorDataset)  # asked first: a protocol's isinstance is slow
+        self.streamed = data if not tensors and isinstance(data, Streamed) and data.streams else None
         self.tensors = as_tensors(data) if self.streamed is None else None
         self.samples: Any = data
         self.device = device

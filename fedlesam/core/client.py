@@ -21,7 +21,7 @@ from fedlesam.core.local import LocalTraining
 from fedlesam.core.messages import Broadcast, ClientResult, Memory
 from fedlesam.core.slots import AffineStep, Algorithm, LocalResult, State, Step
 from fedlesam.core.sound import check_finite
-from fedlesam.core.vectors import clip_coefficient
+from fedlesam.core.vectors import add_scaled_, clip_coefficient
 
 
 class Gradient(Protocol):
@@ -44,7 +44,7 @@ class ClientRound:
 
     algorithm: Algorithm
     local: LocalTraining
-    lr: float
+    lr: float | Tensor
     anchor: Tensor
     client_state: State
     """The perturbation's working state."""
@@ -150,21 +150,21 @@ def move(r: ClientRound) -> None:
         r.momentum.mul_(local.momentum).add_(g, alpha=gain).add_(r.v, alpha=rate).sub_(r.centre, alpha=rate)
         if bias is not None:
             r.momentum.add_(bias)
-        r.v.add_(r.momentum, alpha=-r.lr)
+        add_scaled_(r.v, r.momentum, -r.lr)
     else:
         if rate:
             pull_(r, r.lr * rate)
-        r.v.add_(g, alpha=-r.lr * gain)
+        add_scaled_(r.v, g, -r.lr * gain)
         if bias is not None:
-            r.v.add_(bias, alpha=-r.lr)
+            add_scaled_(r.v, bias, -r.lr)
     if r.v is not r.u:
         r.u.copy_(r.v)
 
 
-def pull_(r: ClientRound, share: float) -> None:
+def pull_(r: ClientRound, share: float | Tensor) -> None:
     """Move v by a share of the way to the centre."""
     if r.mapped:
-        r.v.copy_(torch.lerp(r.v, r.centre, share))
+        r.v.sub_((r.v - r.centre) * share)
     else:
         r.v.lerp_(r.centre, share)
 
@@ -175,7 +175,7 @@ def finish(
     """The result of a client's round, what the client keeps, and what its two rules upload."""
     rule, correction = r.algorithm.perturbation, r.algorithm.correction
     start = r.anchor if r.ascends or r.e is None else r.anchor + r.e
-    result = LocalResult(r.v - start, steps, r.lr)
+    result = LocalResult(r.v - start, steps, float(r.lr))
     after = Memory(
         rule.next_client_state(r.anchor, r.client_state),
         correction.next_client_state(memory.correction, broadcast.correction, result),

@@ -19,3 +19,8 @@ def clip_coefficient(gradient: Tensor, max_norm: float) -> Tensor:
     """The factor, at most 1, that brings the norm of `gradient` down to `max_norm`. It stays on the device."""
     norm: Tensor = torch.linalg.vector_norm(gradient)
     return (max_norm / (norm + CLIP_EPS)).clamp(max=1.0)
+
+
+def add_scaled_(x: Tensor, y: Tensor, scale: float | Tensor) -> Tensor:
+    """x + scale * y, in place; a scale that is a number costs no temporary."""
+    return x.add_(y * scale) if isinstance(scale, Tensor) else x.add_(y, alpha=scale)

@@ -79,7 +79,6 @@ def test_clients_were_really_stacked(monkeypatch: pytest.MonkeyPatch) -> None:
     ("settings", "why"),
     [
         ({"workers": 2}, "goes with one worker, got 2: .* or the plain engine"),
-        ({"compile": True}, "compile does not go"),
     ],
 )
 def test_what_it_would_not_keep_to_is_refused(settings: dict[str, Any], why: str) -> None:
