@@ -72,7 +72,7 @@ def execute(
         with release_workers_on_error(world):
             if world is not None:
                 world.set_lost_after(check_lost_after("run", config.lost_after))
-                world.broadcast({"do": "build", "config": configs.as_table(config), "folder": str(path.resolve())})
+                world.broadcast({"command": "build", "config": configs.as_table(config), "folder": str(path.resolve())})
             todo = folder.needs_run(config, overwrite)
             if path.exists() and (todo or folder.has_leftovers()):
                 tell = held.enter_context(locked(path))
@@ -90,7 +90,7 @@ def execute(
             probes = attach(config.probe, experiment.federation)
             costs.check_fits(costs.predict(config, experiment.federation), config, path, size_of(folder.checkpoints))
             if world is not None:
-                world.broadcast({"do": "ready?"})
+                world.broadcast({"command": "ready?"})
                 wrong = [about for about, _ in world.gather(None) if about]
                 if wrong:
                     raise ValueError(wrong[0])
@@ -256,7 +256,7 @@ def run_worker(world: World) -> None:
     """
     try:
         message = world.broadcast()[0]
-        if message["do"] == "stop":
+        if message["command"] == "stop":
             return
         config = configs.from_table(message["config"])
         federation, wrong = None, None
@@ -264,7 +264,7 @@ def run_worker(world: World) -> None:
             federation = build(config, folder=RunFolder(Path(message["folder"])).memory, world=world).federation
         except Exception as error:
             wrong = f"{platform.node()}, process {world.rank}: {error}"
-        if world.broadcast()[0]["do"] == "stop":
+        if world.broadcast()[0]["command"] == "stop":
             return
         world.gather(wrong)
         if federation is None:
