@@ -117,4 +117,7 @@ def test_the_shifted_start() -> None:
     for make, scope in ((fl.algorithms.fedlesam_s, "loss"), (fl.algorithms.fedlesam_d, "corrected")):
         assert script["difference"](make(rho=0.1), scope) < 2e-5
     count = script["operations_of_an_epoch"]
-    assert count(fl.algorithms.fedavg()) == count(fl.algorithms.fedlesam())
+    operations = count(fl.algorithms.fedavg())
+    assert operations == count(fl.algorithms.fedlesam())
+    number = operations.total()
+    assert f"FedAvg {number} and FedLESAM {number}" in (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
