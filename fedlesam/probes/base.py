@@ -116,7 +116,11 @@ class SampledProbe(Probe):
     samples: int = param(1000, at_least=0, whole=True)
 
     def loss(self, federation: Federation) -> GlobalLoss:
-        """The global loss on these samples."""
+        """The global loss on these samples.
+
+        Args:
+            federation: Between two rounds.
+        """
         return GlobalLoss.of(federation, self.samples or None)
 
 

@@ -41,12 +41,20 @@ class Drift:
 
 
 def perturbs(algorithm: Algorithm) -> bool:
-    """Whether a method has a perturbation."""
+    """Whether a method has a perturbation.
+
+    Args:
+        algorithm: The method.
+    """
     return not isinstance(algorithm.perturbation, NoPerturbation)
 
 
 def check_perturbs(algorithm: Algorithm) -> None:
-    """A ValueError if a method has no perturbation."""
+    """A ValueError if a method has no perturbation.
+
+    Args:
+        algorithm: The method.
+    """
     if not perturbs(algorithm):
         raise ValueError(
             f"drift: {algorithm!r} has no perturbation, so nothing can drift; "

@@ -84,12 +84,20 @@ class GlobalLoss:
         return alone
 
     def value(self, weights: Tensor) -> float:
-        """F(w)."""
+        """F(w).
+
+        Args:
+            weights: Of the model, flat.
+        """
         return self.score(weights)[0]
 
     @torch.no_grad()
     def score(self, weights: Tensor) -> tuple[float, float]:
-        """F(w) and the accuracy, a share; NaN if the targets are not class numbers."""
+        """F(w) and the accuracy, a share; NaN if the targets are not class numbers.
+
+        Args:
+            weights: Of the model, flat.
+        """
         self.model.weights.copy_(weights)
         loss, accuracy = 0.0, 0.0
         for x, y, share in self._batches():
@@ -100,7 +108,11 @@ class GlobalLoss:
         return loss, accuracy
 
     def gradient(self, weights: Tensor) -> tuple[float, Tensor]:
-        """F and its gradient."""
+        """F(w) and its gradient.
+
+        Args:
+            weights: Of the model, flat.
+        """
         self.model.weights.copy_(weights)
         loss, total, gradient = 0.0, torch.zeros_like(weights), self.model.scratch("g")
         for x, y, share in self._batches():
@@ -109,7 +121,11 @@ class GlobalLoss:
         return loss, total
 
     def finite_gradient(self, weights: Tensor) -> tuple[float, Tensor]:
-        """As `gradient`; raises Unreadable if the loss or its gradient is not finite."""
+        """As `gradient`; raises Unreadable if the loss or its gradient is not finite.
+
+        Args:
+            weights: Of the model, flat.
+        """
         loss, g = self.gradient(weights)
         if not math.isfinite(loss):
             raise Unreadable(f"the loss is not finite{self._whose(weights)}")

@@ -66,7 +66,11 @@ def lockstep(federation: Federation, active: Sequence[int]) -> Iterator[list[Pla
 
 
 def heard(federation: Federation) -> list[int]:
-    """The active clients of the coming round, without those that dropout silences."""
+    """The active clients of the coming round, without those that dropout silences.
+
+    Args:
+        federation: Between two rounds.
+    """
     active = federation.draw_active(federation.state.round)
     silent = federation.draw_silent(federation.state.round, active)
     return [client for client in active if client not in silent]
@@ -110,7 +114,11 @@ def answering(federation: Federation, asked: Sequence[int]) -> tuple[list[int], 
 
 
 def named(dropped: dict[int, str]) -> list[str]:
-    """A message for each dropped client."""
+    """A message for each dropped client.
+
+    Args:
+        dropped: Reasons by client.
+    """
     return [f"client {client} is dropped: {why}" for client, why in sorted(dropped.items())]
 
 

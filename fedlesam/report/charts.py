@@ -36,6 +36,8 @@ class Series:
 
 @dataclass(frozen=True)
 class Chart:
+    """Curves with their labels, as the page and the pictures draw them."""
+
     key: str
     """Also the name of its file."""
     section: str
@@ -74,11 +76,20 @@ MANY = 12
 
 
 def charts_of(comparison: Comparison) -> list[Chart]:
-    """All curves there are numbers for."""
+    """All charts for which the runs have numbers.
+
+    Args:
+        comparison: The groups of runs that are compared.
+    """
     return [*learning_curves(comparison), *probe_curves(comparison), *slices(comparison)]
 
 
 def learning_curves(comparison: Comparison) -> list[Chart]:
+    """Accuracy, losses and divergence over rounds.
+
+    Args:
+        comparison: The groups of runs that are compared.
+    """
     found = []
     for name, title, label, factor in LEARNING:
         series = [s for i, group in enumerate(comparison.groups) if (s := _over_seeds(i, group, name, factor))]
@@ -136,7 +147,11 @@ def _mean(number: int, curves: list[dict[int, float]]) -> Series | None:
 
 
 def probe_curves(comparison: Comparison) -> list[Chart]:
-    """A chart for each number that a probe gives."""
+    """A chart for each number of each probe.
+
+    Args:
+        comparison: The groups of runs that are compared.
+    """
     found: dict[tuple[str, str], list[Series]] = defaultdict(list)
     measured: dict[str, list[Reading]] = defaultdict(list)
     for i, group in enumerate(comparison.groups):
@@ -187,7 +202,11 @@ def _how_measured(measurements: list[Reading]) -> str:
 
 
 def slices(comparison: Comparison) -> list[Chart]:
-    """The loss along one direction."""
+    """The loss along one direction.
+
+    Args:
+        comparison: The groups of runs that are compared.
+    """
     series, caption = [], ""
     for i, group in enumerate(comparison.groups):
         surfaces = [(run, surface) for run in group.runs if (surface := run.surface(1)) is not None]

@@ -9,7 +9,11 @@ BY_THE_MACHINE = ("workers", "memory", "store", "lost_after")
 
 
 def command(config: RunConfig) -> str:
-    """All settings that are not the defaults, as flags: it needs no file of the run."""
+    """The command that repeats a run: all settings that are not defaults, as flags. It needs no file of the run.
+
+    Args:
+        config: The settings of the run.
+    """
     words = ["fedlesam", "run"]
     default = RunConfig()
     for name, option in OPTIONS.items():

@@ -1,7 +1,7 @@
 """What was compared: runs that differ only in their seed are one group, and all else that differs is named."""
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -38,29 +38,39 @@ class Group:
 
     @property
     def method(self) -> str:
+        """The name of the method."""
         return self.runs[0].method
 
     @property
     def centralised(self) -> bool:
+        """Whether all data are in one place."""
         return self.runs[0].centralised
 
     @property
     def seeds(self) -> list[int]:
+        """The seeds of its runs."""
         return [run.config.seed for run in self.runs]
 
     def surface(self, dims: int) -> Surface | None:
-        """Of the first seed that has one."""
+        """The loss surface of the first seed that has one.
+
+        Args:
+            dims: 1 or 2.
+        """
         return next((found for run in self.runs if (found := run.surface(dims)) is not None), None)
 
 
 @dataclass(frozen=True)
 class Comparison:
+    """Runs that can be compared, in groups."""
+
     groups: list[Group]
     notes: list[str]
     """What a reader should know before believing a difference."""
 
     @property
     def runs(self) -> list[Run]:
+        """The runs of all groups."""
         return [run for group in self.groups for run in group.runs]
 
     @property
@@ -107,18 +117,32 @@ class Comparison:
 
 
 def shared(groups: Iterable[Group]) -> Settings:
+    """The settings that all groups have in common.
+
+    Args:
+        groups: The groups.
+    """
     first, *others = (group.settings for group in groups)
     return {k: v for k, v in first.items() if all(k in o and o[k] == v for o in others)}
 
 
 def settings_of(config: RunConfig) -> Settings:
+    """The settings and hyper-parameters that must agree within a group.
+
+    Args:
+        config: The settings of a run.
+    """
     table = configs.as_table(config)
     hyper = table.pop("hyper")
     return {**{k: v for k, v in table.items() if k not in ASIDE}, **hyper}
 
 
 def compare_runs(runs: list[Run]) -> Comparison:
-    """Group the runs; those that cannot be compared are refused, and what makes a comparison doubtful is noted."""
+    """Group runs by their settings. Runs that cannot be compared are refused; doubts about a comparison are noted.
+
+    Args:
+        runs: The runs.
+    """
     if not runs:
         raise ValueError("there are no runs to report")
     for name in MUST_AGREE:
@@ -157,16 +181,20 @@ def _once(runs: list[Run]) -> tuple[list[Run], list[str]]:
         if other is None:
             best[key] = run
             continue
-        best[key], left = (run, other) if len(run.records) > len(other.records) else (other, run)
-        notes.append(f"{left.path} is left out: {best[key].path} has the same settings and seed.")
+        best[key], dropped = (run, other) if len(run.records) > len(other.records) else (other, run)
+        notes.append(f"{dropped.path} is dropped: {best[key].path} has the same settings and seed.")
     return list(best.values()), notes
 
 
 def labels(chosen: list[RunConfig]) -> list[str]:
-    """A method's hyper-parameters are compared with its own other groups, all other settings with everybody's.
+    """A name for each group: the method, and the settings in which it differs from the others.
 
-    Where the groups of one method differ in a setting, the one that does not name it has the default. Centralised
-    training is compared with its like alone: split, clients, epochs and rounds are no federation's.
+    Hyper-parameters of a method are compared only with other groups of that method, all other settings with all groups.
+    If groups of one method differ in a setting, the default is not named. Centralised training is compared only with
+    centralised training, since its split, clients, epochs and rounds are not those of a federation.
+
+    Args:
+        chosen: The settings of the groups.
     """
     tables = [settings_of(config) for config in chosen]
     names = [method_name(config.algorithm, config.split) for config in chosen]
@@ -176,23 +204,28 @@ def labels(chosen: list[RunConfig]) -> list[str]:
 
     found = []
     for config, table, method in zip(chosen, tables, names, strict=True):
-        told = []
+        words = [method]
         for name in table:
             own = of_method(name) or is_centralised(method)
             peers = [t for t, m in zip(tables, names, strict=True) if m == method or not (own or is_centralised(m))]
-            mine = [t for t, m in zip(tables, names, strict=True) if m == method]
+            same = [t for t, m in zip(tables, names, strict=True) if m == method]
             usual = Counter(repr(t.get(name)) for t in peers).most_common(1)[0][0]
-            if len({repr(t.get(name)) for t in mine}) > 1:
+            if len({repr(t.get(name)) for t in same}) > 1:
                 usual = repr(defaults(config.algorithm, config.data).get(name))
             if name != "algorithm" and repr(table[name]) != usual:
-                told.append(f"{name}={shown(table[name])}")
-        found.append(" ".join([method, *told]))
+                words.append(f"{name}={shown(table[name])}")
+        found.append(" ".join(words))
     return [label if found.count(label) == 1 else f"{label} #{i + 1}" for i, label in enumerate(found)]
 
 
 @cache
 def defaults(algorithm: str, data: str) -> Settings:
-    """What a run of a method has where nothing is said; nothing is known of a method of one's own."""
+    """The settings of a run that gives only a method and a data set; empty for a method of the user's own.
+
+    Args:
+        algorithm: The method.
+        data: The name of the data set.
+    """
     if is_path(algorithm):
         return {}
     try:
@@ -202,6 +235,11 @@ def defaults(algorithm: str, data: str) -> Settings:
 
 
 def shown(value: Any) -> str:
+    """A setting for readers.
+
+    Args:
+        value: Its value.
+    """
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
@@ -213,22 +251,22 @@ def _doubts(comparison: Comparison) -> list[str]:
             notes.append(f"{run.path} is not finished, {len(run.records)} of {run.config.rounds} rounds{why}.")
     for name in ("rounds", "split", "clients", "active"):
         if name not in shared(comparison.federated) and any(name in g.settings for g in comparison.federated):
-            told = _told(comparison.federated, lambda g, name=name: shown(g.settings.get(name, "unset")))  # type: ignore[misc]
-            notes.append(f"The runs differ in more than the method, {name}: {told}.")
+            values = [(shown(g.settings.get(name, "unset")), g.label) for g in comparison.federated]
+            notes.append(f"The runs differ in more than the method, {name}: {_grouped(values)}.")
     if alone := [group for group in comparison.groups if group.centralised]:
-        told = _told(alone, _epochs)
-        notes.append(f"Centralised training has all data in one place and sends nothing; a round of it is {told}.")
+        rounds = _grouped((_epochs(group), group.label) for group in alone)
+        notes.append(f"Centralised training has all data in one place and sends nothing; a round of it is {rounds}.")
     if len({tuple(sorted(group.seeds)) for group in comparison.groups}) > 1:
-        told = _told(comparison.groups, lambda g: f"{len(g.seeds)} ({', '.join(map(str, sorted(g.seeds)))})")
-        notes.append(f"Not every method has the same seeds: {told}.")
-    for key, told in {
+        seeds = [(f"{len(g.seeds)} ({', '.join(map(str, sorted(g.seeds)))})", g.label) for g in comparison.groups]
+        notes.append(f"Not every method has the same seeds: {_grouped(seeds)}.")
+    for key, doubt in {
         "machine": "Seconds were measured on different machines and do not compare",
         "fedlesam": "The runs were made by different versions of fedlesam",
         "commit": "The runs were made by different commits of fedlesam",
     }.items():
         found = list(dict.fromkeys(run.versions[key] for run in runs if key in run.versions))
         if len(found) > 1:
-            notes.append(f"{told}: {', '.join(found)}.")
+            notes.append(f"{doubt}: {', '.join(found)}.")
     if len({(run.config.workers, run.config.threads, run.config.device) for run in runs}) > 1:
         notes.append("Workers, threads or device differ between runs: their seconds do not compare.")
     hashes: dict[tuple[Any, ...], set[str]] = defaultdict(set)
@@ -250,25 +288,29 @@ OF_A_MODEL = ("weights", "algorithm", "seed", "rounds", "clients", "of")
 
 
 def is_how_measured(name: str, value: object) -> bool:
+    """Whether an entry of a probe's metadata says how it was measured, and not which model it measured.
+
+    Args:
+        name: The entry.
+        value: Its value.
+    """
     return isinstance(value, int | float | str) and not isinstance(value, bool) and name not in OF_A_MODEL
 
 
 def _probe_doubts(groups: list[Group]) -> list[str]:
-    abouts: dict[str, dict[str, list[str]]] = defaultdict(dict)
+    ways: dict[str, list[tuple[str, str]]] = defaultdict(list)
     for group in groups:
         for run in group.runs:
             made = [(one.probe, one.metadata) for probe in run.probes for one in run.series(probe)]
             made += [(f"surface-{d}d", found.metadata) for d in (1, 2) if (found := run.surface(d)) is not None]
             for probe, metadata in made:
                 known = {k: v for k, v in metadata.items() if is_how_measured(k, v) or isinstance(v, bool)}
-                told = ", ".join(f"{k} {shown(v)}" for k, v in known.items())
-                abouts[probe].setdefault(told, []).append(group.label)
+                way = ", ".join(f"{k} {shown(v)}" for k, v in sorted(known.items())) or "no settings recorded"
+                ways[probe].append((way, group.label))
     return [
-        f"The probe {probe} was not made in the same way everywhere, and its values do not compare: "
-        + "; ".join(f"{told or 'nothing said'} ({', '.join(dict.fromkeys(who))})" for told, who in found.items())
-        + "."
-        for probe, found in abouts.items()
-        if len(found) > 1
+        f"The probe {probe} was not made in the same way everywhere, and its values do not compare: {_grouped(found)}."
+        for probe, found in ways.items()
+        if len({way for way, _ in found}) > 1
     ]
 
 
@@ -287,8 +329,9 @@ def _probe_gaps(groups: list[Group]) -> list[str]:
     return notes
 
 
-def _told(groups: Iterable[Group], value: Callable[[Group], str]) -> str:
+def _grouped(pairs: Iterable[tuple[str, str]]) -> str:
+    """Values, and the labels that have each."""
     by_value: dict[str, list[str]] = defaultdict(list)
-    for group in groups:
-        by_value[value(group)].append(group.label)
-    return "; ".join(f"{value} ({', '.join(labels)})" for value, labels in by_value.items())
+    for value, label in pairs:
+        by_value[value].append(label)
+    return "; ".join(f"{value} ({', '.join(dict.fromkeys(labels))})" for value, labels in by_value.items())

@@ -12,6 +12,8 @@ BYTES_OF_A_VALUE = 4
 
 @dataclass(frozen=True)
 class Spent:
+    """What a run cost up to some round."""
+
     rounds: float
     megabytes: float | None
     """Down and up, all clients; None of centralised training, which sends nothing."""
@@ -33,7 +35,12 @@ class ToTarget:
 
 
 def to_target(run: Run, target: float) -> Spent | None:
-    """Until the first evaluation at or above the target; None if there is none."""
+    """The cost up to the first evaluation at or above a target; None if there is none.
+
+    Args:
+        run: The run.
+        target: An accuracy, as a share.
+    """
     sent = seconds = 0.0
     for record in run.records:
         sent += record["bytes_down"] + record["bytes_up"]
@@ -45,6 +52,12 @@ def to_target(run: Run, target: float) -> Spent | None:
 
 
 def group_to_target(group: Group, target: float) -> ToTarget:
+    """The cost of a group up to a target.
+
+    Args:
+        group: Runs of one method.
+        target: An accuracy, as a share.
+    """
     there = [spent for run in group.runs if (spent := to_target(run, target)) is not None]
     seen = [value for run in group.runs for value in run.curve("test_accuracy")[1]]
     mean = None
@@ -56,7 +69,11 @@ def group_to_target(group: Group, target: float) -> ToTarget:
 
 
 def default_targets(comparison: Comparison) -> list[float]:
-    """What FedAvg has at its end, in whole percent, and 9/10 of it; without FedAvg, what the weakest method has."""
+    """FedAvg's final accuracy in whole percent, and 9/10 of it; without FedAvg, that of the weakest method.
+
+    Args:
+        comparison: The groups of runs that are compared.
+    """
     groups = [comparison.baseline] if comparison.baseline is not None else comparison.groups
     ends = [fmean(found) for g in groups if (found := [e for r in g.runs if (e := r.accuracy.get("mean_of_last"))])]
     if not ends:
@@ -80,7 +97,11 @@ class Ledger:
 
 
 def ledger(group: Group) -> Ledger | None:
-    """None where no round was done."""
+    """The mean cost of a round; None if no round was done.
+
+    Args:
+        group: Runs of one method.
+    """
     rounds = sum(len(run.records) for run in group.runs)
     if not rounds:
         return None
@@ -108,5 +129,10 @@ def _held(runs: Iterable[Run]) -> float | None:
 
 
 def times(value: float | None, unit: float | None) -> float | None:
-    """`value` in units of FedAvg's."""
+    """A cost as a multiple of FedAvg's.
+
+    Args:
+        value: The cost.
+        unit: FedAvg's.
+    """
     return value / unit if value is not None and unit else None

@@ -112,7 +112,11 @@ def templates(*packages: str) -> Environment:
 
 
 def title(comparison: Comparison) -> str:
-    """The methods and the data set."""
+    """The methods and the data set.
+
+    Args:
+        comparison: The groups of runs that are compared.
+    """
     methods = list(dict.fromkeys(group.method for group in comparison.federated))
     what = methods[0] if len(methods) == 1 else f"{len(methods)} methods"
     if len(comparison.federated) < len(comparison.groups):
@@ -122,7 +126,11 @@ def title(comparison: Comparison) -> str:
 
 
 def subtitle(comparison: Comparison) -> str:
-    """What all federated groups share, in a line."""
+    """What all federated groups share, in a line.
+
+    Args:
+        comparison: The groups of runs that are compared.
+    """
     common, counts = shared(comparison.federated), comparison.federated[0].runs[0].class_counts()
     active = common.get("active")
     clients = common.get("clients") or (len(counts) if counts is not None and "split" in common else None)
@@ -146,7 +154,11 @@ class Pool:
         self._places: dict[str, int] = {}
 
     def put(self, values: Iterable[float] | None) -> int | None:
-        """The array's place in `arrays`; None for None."""
+        """The place of an array in `arrays`; None for None.
+
+        Args:
+            values: The array.
+        """
         if values is None:
             return None
         array = [compact(value) for value in values]
@@ -157,7 +169,11 @@ class Pool:
 
 
 def compact(value: float) -> float | int | None:
-    """In few letters; None for what JSON has no number for."""
+    """A number with few digits; None if JSON has no such number.
+
+    Args:
+        value: The number.
+    """
     short = float(f"{value:.{DIGITS}g}")
     if not math.isfinite(short):
         return None
@@ -165,7 +181,11 @@ def compact(value: float) -> float | int | None:
 
 
 def inline_json(content: object) -> str:
-    """JSON that cannot end the script element it stands in."""
+    """JSON that cannot end the script element it stands in.
+
+    Args:
+        content: What JSON can hold.
+    """
     return htmlsafe_json_dumps(content, separators=(",", ":"), allow_nan=False)
 
 

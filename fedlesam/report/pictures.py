@@ -35,7 +35,13 @@ MANY = 6
 
 
 def accuracy_curves(runs: list[Run], path: Path, title: str) -> Path:
-    """Accuracy over rounds: the mean over seeds, and the range between the lowest and the highest."""
+    """Accuracy over rounds: the mean over seeds, and the range between the lowest and the highest.
+
+    Args:
+        runs: The runs.
+        path: The file.
+        title: Above the picture.
+    """
     comparison = compare_runs(runs)
     figure = Figure(figsize=(7.2, 4.4), layout="constrained")
     axes = figure.subplots()
@@ -51,7 +57,13 @@ def accuracy_curves(runs: list[Run], path: Path, title: str) -> Path:
 
 
 def chart_picture(chart: Chart, groups: list[Group], paths: list[Path]) -> list[Path]:
-    """One chart of the report in the style of a paper."""
+    """A chart of the report in the style of a paper.
+
+    Args:
+        chart: The chart.
+        groups: The groups of the comparison.
+        paths: The files, PNG or PDF.
+    """
     names = 1 + max(len(groups[series.group].label) for series in chart.series)
     columns = max(1, min(4, 44 // (names + 6)))
     rows = -(-len(chart.series) // columns)
@@ -92,24 +104,44 @@ def _curves(axes: Axes, chart: Chart, groups: list[Group], width: float) -> None
 
 
 def floor(chart: Chart) -> float:
-    """Where an axis of accuracies starts: the first rounds of all methods are alike, and would take half of it."""
+    """The lower end of an accuracy axis: the first rounds of all methods are alike, and would take half of it.
+
+    Args:
+        chart: The chart.
+    """
     return max(0.0, min(float(np.percentile(series.mean, 10)) for series in chart.series) - 5)
 
 
 def plain(text: str) -> str:
-    """Matplotlib takes what stands between dollar signs for mathematics."""
+    """Text in which matplotlib finds no mathematics.
+
+    Args:
+        text: Any text.
+    """
     return text.replace("$", r"\$")
 
 
 def split_heat_map(counts: NDArray[np.int64], classes: list[str], path: Path, title: str) -> Path:
-    """Samples of each class (rows) at each client (columns), as in the paper's figure 5."""
+    """Samples of each class (rows) at each client (columns), as in the paper's figure 5.
+
+    Args:
+        counts: Samples by client and class.
+        classes: Their names.
+        path: The file.
+        title: Above the picture.
+    """
     figure = Figure(figsize=(7.2, 3.6), layout="constrained")
     _heat(figure, counts, classes).set_title(title)
     return save(figure, path)
 
 
 def split_picture(counts: NDArray[np.int64], paths: list[Path]) -> list[Path]:
-    """The same in the style of a paper."""
+    """A heat map of a split in the style of a paper.
+
+    Args:
+        counts: Samples by client and class.
+        paths: The files, PNG or PDF.
+    """
     with rc_context(PAPER):
         figure = Figure(figsize=(COLUMN, 1.9), layout="constrained")
         _heat(figure, counts, [str(c) for c in range(counts.shape[1])])
@@ -127,7 +159,13 @@ def _heat(figure: Figure, counts: NDArray[np.int64], classes: list[str]) -> Axes
 
 
 def save(figure: Figure, path: Path, dots: int = 150) -> Path:
-    """The ending says whether it is a PNG or a PDF."""
+    """Write a figure; the ending of the file chooses PNG or PDF.
+
+    Args:
+        figure: The figure.
+        path: The file.
+        dots: Per inch, in a PNG.
+    """
     FigureCanvasAgg(figure)
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".part-{path.name}")
@@ -138,7 +176,12 @@ def save(figure: Figure, path: Path, dots: int = 150) -> Path:
 
 
 def comparison(runs: list[Run], out: Path) -> list[Path]:
-    """The accuracy curves, and the split of the first seed."""
+    """The accuracy curves, and the split of the first seed.
+
+    Args:
+        runs: The runs.
+        out: Where the pictures go.
+    """
     config = runs[0].config
     counts = runs[0].class_counts()
     clients = config.clients if counts is None else len(counts)

@@ -47,7 +47,11 @@ class Row:
 
 
 def ranking(runs: list[Run]) -> list[Row]:
-    """Best mean of the last evaluations first; costs are means over seeds, gains over the first run's method."""
+    """Methods, best mean of the last evaluations first; costs are means over seeds, gains over the first method.
+
+    Args:
+        runs: The runs.
+    """
     by_method: dict[str, list[Run]] = defaultdict(list)
     for run in runs:
         by_method[run.method].append(run)
@@ -55,7 +59,11 @@ def ranking(runs: list[Run]) -> list[Row]:
 
 
 def rank(named: Iterable[tuple[str, list[Run]]]) -> list[Row]:
-    """The first of them is the one that gains are over."""
+    """Groups of runs, best first; gains are over the first group.
+
+    Args:
+        named: Labels, and the runs of each.
+    """
     methods = dict(named)
     first = next(iter(methods.values()), [])
     rows = [_row(name, runs, first) for name, runs in methods.items()]

@@ -35,9 +35,13 @@ FAMILY = {
 
 
 def style(algorithm: str, taken: list[str]) -> Look:
-    """Colour and line of a method; one that is not of the catalogue gets what is left.
+    """Colour and line of a method; one that is not of the catalogue gets a free colour.
 
-    Perturbations that cost nothing are dashed: they often lie on top of their base.
+    Perturbations without extra computation are dashed: their curves often lie on top of their base's.
+
+    Args:
+        algorithm: The method.
+        taken: All methods of the comparison.
     """
     if is_centralised(algorithm):
         return GREY, {"SGD": "-", "SAM": "--"}.get(algorithm.split()[1], ":")
@@ -54,7 +58,11 @@ def style(algorithm: str, taken: list[str]) -> Look:
 
 
 def looks(algorithms: list[str]) -> list[Look]:
-    """One for each line. A method's own where nobody has it yet; else one that is free, a new colour first."""
+    """A look for each line of a chart: that of its method if it is free, else another, a new colour first.
+
+    Args:
+        algorithms: Methods, one for each line.
+    """
     names = list(dict.fromkeys(algorithms))
     own = {name: style(name, names) for name in names}
     taken = {own[name] for name in names if name in FAMILY}
@@ -64,11 +72,10 @@ def looks(algorithms: list[str]) -> list[Look]:
     greys = [(GREY, line) for line in LINES if (GREY, line) not in own.values()]
     found = []
     for i, name in enumerate(algorithms):
-        mine = own[name]
-        first = name not in algorithms[:i]
-        if not first or (name not in FAMILY and not is_centralised(name) and mine in taken):
+        look, again = own[name], name in algorithms[:i]
+        if again or (name not in FAMILY and not is_centralised(name) and look in taken):
             free = greys if is_centralised(name) else spare
-            mine = free.pop(0) if free else mine
-        taken.add(mine)
-        found.append(mine)
+            look = free.pop(0) if free else look
+        taken.add(look)
+        found.append(look)
     return found

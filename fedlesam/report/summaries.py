@@ -8,6 +8,12 @@ from fedlesam.report.tables import Cell, Column, Table, by_fedavg, signed, three
 
 
 def tables_of(comparison: Comparison, targets: list[float]) -> list[Table]:
+    """All tables of a report that have rows.
+
+    Args:
+        comparison: The groups of runs that are compared.
+        targets: Accuracies, as shares.
+    """
     found = [
         results(comparison),
         gains(comparison),
@@ -23,7 +29,11 @@ def _ranked(comparison: Comparison) -> list[Row]:
 
 
 def results(comparison: Comparison) -> Table:
-    """Best first."""
+    """Accuracies, best first.
+
+    Args:
+        comparison: The groups of runs that are compared.
+    """
     several = any(len(group.runs) > 1 for group in comparison.groups)
     order = ("mean_of_last", "last", "best")
     rows: list[list[Cell]] = []
@@ -45,7 +55,11 @@ def results(comparison: Comparison) -> Table:
 
 
 def gains(comparison: Comparison) -> Table:
-    """Differences from the first method, paired by seed."""
+    """Differences from the first method, paired by seed.
+
+    Args:
+        comparison: The groups of runs that are compared.
+    """
     first = comparison.groups[0].label
     rows: list[list[Cell]] = []
     for row in _ranked(comparison):
@@ -70,7 +84,11 @@ def _percent(value: float | None) -> float | None:
 
 
 def costs(comparison: Comparison) -> Table:
-    """The counters of the runs, for one round."""
+    """What one round cost, by the counters of the runs.
+
+    Args:
+        comparison: The groups of runs that are compared.
+    """
     names = ("backward_passes", "megabytes_down", "megabytes_up", "client_megabytes", "seconds")
     titles = ("backward passes", "MB down", "MB up", "MB a client holds", "seconds")
     base = ledger.ledger(comparison.baseline) if comparison.baseline is not None else None
@@ -95,7 +113,12 @@ def costs(comparison: Comparison) -> Table:
 
 
 def to_targets(comparison: Comparison, targets: list[float]) -> Table:
-    """Rounds, bytes and seconds to an accuracy, as in the paper's table 5."""
+    """Rounds, bytes and seconds up to an accuracy, as in the paper's table 5.
+
+    Args:
+        comparison: The groups of runs that are compared.
+        targets: Accuracies, as shares.
+    """
     rows: list[list[Cell]] = []
     base = comparison.baseline
     for target in targets:
@@ -138,7 +161,11 @@ def _unit(comparison: Comparison) -> str:
 
 
 def differences(comparison: Comparison) -> Table:
-    """Only the settings in which the runs differ."""
+    """The settings in which the groups differ.
+
+    Args:
+        comparison: The groups of runs that are compared.
+    """
     names = [name for name in comparison.varied if name != "algorithm"]
     rows: list[list[Cell]] = [
         [

@@ -26,7 +26,12 @@ LETTERS = 22
 
 
 def draw(surfaces: Sequence[tuple[str, Look, Surface]], folder: Path) -> list[Path]:
-    """Curves for one-dimensional ones, contours and heights for two-dimensional ones; PNG and PDF."""
+    """Curves of one-dimensional surfaces, contours and heights of two-dimensional ones, as PNG and PDF.
+
+    Args:
+        surfaces: Labels, looks and surfaces.
+        folder: Where the files go.
+    """
     flat = {name: (look, found) for name, look, found in surfaces if found.dims == 1}
     deep = {name: found for name, _, found in surfaces if found.dims == 2}
     with rc_context(PAPER):
@@ -41,7 +46,11 @@ def draw(surfaces: Sequence[tuple[str, Look, Surface]], folder: Path) -> list[Pa
 
 
 def scale_of(surfaces: Sequence[Surface]) -> tuple[float, float]:
-    """The bottom and the top of the scale all of them share."""
+    """The bottom and the top of a scale for all surfaces.
+
+    Args:
+        surfaces: The surfaces.
+    """
     values = np.concatenate([found.loss[np.isfinite(found.loss)] for found in surfaces])
     if not len(values):
         return 0.0, 1.0
@@ -51,6 +60,11 @@ def scale_of(surfaces: Sequence[Surface]) -> tuple[float, float]:
 
 
 def curves(surfaces: Mapping[str, tuple[Look, Surface]]) -> Figure:
+    """Loss and accuracy along one direction.
+
+    Args:
+        surfaces: Looks and surfaces by label.
+    """
     low, high = scale_of([found for _, found in surfaces.values()])
     rows = -(-len(surfaces) // 4)
     figure = Figure(figsize=(2 * COLUMN, 2.3 + 0.14 * rows), layout="constrained")
@@ -71,6 +85,11 @@ def curves(surfaces: Mapping[str, tuple[Look, Surface]]) -> Figure:
 
 
 def contours(surfaces: Mapping[str, Surface]) -> Figure:
+    """Contours of two-dimensional surfaces.
+
+    Args:
+        surfaces: By label.
+    """
     low, high = scale_of(list(surfaces.values()))
     levels = np.linspace(low, high, LEVELS)
     figure, panels = _panels(len(surfaces), 1.75, {})
@@ -88,6 +107,11 @@ def contours(surfaces: Mapping[str, Surface]) -> Figure:
 
 
 def heights(surfaces: Mapping[str, Surface]) -> Figure:
+    """Two-dimensional surfaces in perspective.
+
+    Args:
+        surfaces: By label.
+    """
     low, high = scale_of(list(surfaces.values()))
     figure, panels = _panels(len(surfaces), 2.0, {"projection": "3d"})
     for axes, (name, found) in zip(panels, surfaces.items(), strict=True):

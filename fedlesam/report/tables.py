@@ -12,6 +12,8 @@ NOTHING = "–"
 
 @dataclass(frozen=True)
 class Column:
+    """A column and how its numbers are printed."""
+
     name: str
     show: Callable[[float], str] | None = None
     """How a number is written for people; None for text."""
@@ -19,6 +21,8 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
+    """A table with a name, a title and a caption."""
+
     key: str
     """Also the name of its file."""
     title: str
@@ -38,6 +42,8 @@ class Table:
         return out.getvalue()
 
     def markdown(self) -> str:
+        """As Markdown."""
+
         def line(cells: list[str]) -> str:
             return "| " + " | ".join(cell.replace("\\", "\\\\").replace("|", "\\|") for cell in cells) + " |\n"
 
@@ -58,6 +64,7 @@ class Table:
         return [("CSV", "csv", self.csv()), ("Markdown", "md", self.markdown()), ("LaTeX", "tex", self.latex())]
 
     def shown(self) -> list[list[str]]:
+        """The cells as text for readers."""
         return [[_show(column, cell) for column, cell in zip(self.columns, row, strict=True)] for row in self.rows]
 
 
@@ -90,24 +97,54 @@ LATEX = {
 
 
 def latex_text(text: str) -> str:
+    """Text with the special characters of LaTeX escaped.
+
+    Args:
+        text: Any text.
+    """
     return "".join(LATEX.get(letter, letter) for letter in text)
 
 
 def whole(value: float) -> str:
+    """Without decimals.
+
+    Args:
+        value: The number.
+    """
     return f"{value:,.0f}"
 
 
 def two(value: float) -> str:
+    """With two decimals.
+
+    Args:
+        value: The number.
+    """
     return f"{value:.2f}"
 
 
 def signed(value: float) -> str:
+    """With two decimals and its sign.
+
+    Args:
+        value: The number.
+    """
     return f"{value:+.2f}"
 
 
 def three_digits(value: float) -> str:
+    """With three significant digits.
+
+    Args:
+        value: The number.
+    """
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 def by_fedavg(value: float) -> str:
+    """As a multiple.
+
+    Args:
+        value: The number.
+    """
     return f"{value:.2f}×"

@@ -24,7 +24,16 @@ def write_report(
     targets: list[float] | None = None,
     done: Callable[[int, int], None] = lambda _, __: None,
 ) -> Comparison:
-    """Write them all; `done` hears how many of how many figures are drawn."""
+    """Write the page, and on request its charts and tables as files.
+
+    Args:
+        runs: The runs.
+        out: The page.
+        figures: A folder for the charts, as PNG and PDF.
+        tables: A folder for the tables, as CSV, Markdown and LaTeX.
+        targets: Accuracies of the table of costs to a target.
+        done: Called with the number of figures drawn, and of all.
+    """
     comparison = compare_runs(runs)
     found = tables_of(comparison, targets or ledger.default_targets(comparison))
     charts = charts_of(comparison)
@@ -38,6 +47,12 @@ def write_report(
 
 
 def write_tables(tables: list[Table], folder: Path) -> None:
+    """Write tables as CSV, Markdown and LaTeX.
+
+    Args:
+        tables: The tables.
+        folder: Where the files go.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     for table in tables:
         for _, ending, text in table.forms():

@@ -75,7 +75,7 @@ def test_the_same_run_twice_is_no_spread(tmp_path: Path) -> None:
     (short / "metrics.jsonl").write_text("".join((short / "metrics.jsonl").read_text().splitlines(True)[:3]))
     found = compare_runs(runs(short, long))
     assert [run.path for run in found.runs] == [long]
-    assert found.notes == [f"{short} is left out: {long} has the same settings and seed."]
+    assert found.notes == [f"{short} is dropped: {long} has the same settings and seed."]
 
 
 def test_what_makes_a_comparison_doubtful_is_noted(tmp_path: Path) -> None:
