@@ -19,10 +19,11 @@ from fedlesam.report.ranking import ranking
 from fedlesam.report.write import write_report
 from fedlesam.runs import config as configs
 from fedlesam.runs.config import RunConfig
+from fedlesam.runs.evaluated import accuracies
 from fedlesam.runs.folder import RunFolder
 from fedlesam.runs.overview import read_overview
 from fedlesam.runs.read import find_runs, read_run
-from fedlesam.runs.runner import accuracies, execute
+from fedlesam.runs.runner import execute
 from fedlesam.runs.trackers import numbers
 
 QUICK = ["--model", "mlp:hidden=8", "--clients", "6", "--active", "3", "--epochs", "1", "--threads", "1"]

@@ -19,8 +19,9 @@ from fedlesam.models.catalogue import make_model
 from fedlesam.runs import config as configs
 from fedlesam.runs.build import build
 from fedlesam.runs.config import RunConfig
+from fedlesam.runs.evaluated import accuracies
 from fedlesam.runs.folder import RunFolder
-from fedlesam.runs.runner import accuracies, execute
+from fedlesam.runs.runner import execute
 
 FILES = {"config.toml", "versions.json", "split.safetensors", "metrics.jsonl", "model.safetensors", "summary.json"}
 KEYS = {

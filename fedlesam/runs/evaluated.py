@@ -7,6 +7,9 @@ from fedlesam.runs.config import RunConfig
 
 TEST, HELD_OUT = "test", "held-out"
 
+LAST = 10
+"""How many of the last evaluations are averaged."""
+
 RENAMED = {
     "test_loss": "held_out_loss",
     "test_accuracy": "held_out_accuracy",
@@ -45,3 +48,19 @@ def accuracy_of(summary: Mapping[str, Any], records: Sequence[Mapping[str, Any]]
     if tested and tested[-1] != records[-1]["round"]:
         found.pop("last", None)
     return found
+
+
+def accuracies(records: list[dict[str, Any]]) -> dict[str, Any]:
+    """The last round's, the mean of the last evaluations' and the best round's accuracy, each by its name.
+
+    A run that stopped after a round without evaluation has no accuracy of its last round.
+    """
+    tested = [(r["test_accuracy"], r["round"]) for r in records if r.get("test_accuracy") is not None]
+    if not tested:
+        return {}
+    last = [accuracy for accuracy, _ in tested[-LAST:]]
+    best, at = max(tested, key=lambda pair: (pair[0], -pair[1]))
+    final = records[-1]
+    found = {"last": final["test_accuracy"]} if final.get("test_accuracy") is not None else {}
+    found |= {"mean_of_last": sum(last) / len(last), "evaluations_in_mean": len(last), "best": best, "best_round": at}
+    return {"accuracy": found, **({"per_client": final["per_client"]} if "per_client" in final else {})}

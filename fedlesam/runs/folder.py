@@ -1,18 +1,33 @@
-"""A run folder: what is in it, and what state it is in. Imports no PyTorch."""
+"""A run folder: its only reader and writer. Imports no PyTorch until a model or a split is written."""
 
+import filecmp
 import json
-import os
+import logging
 import shutil
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from fedlesam.core import disk
 from fedlesam.core.checks import is_number
+from fedlesam.core.names import file_name, one_line
 from fedlesam.runs import config as configs
 from fedlesam.runs import lock
 from fedlesam.runs.config import RunConfig
 from fedlesam.runs.evaluated import plain
+from fedlesam.runs.versions import versions
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+    from torch import nn
+
+    from fedlesam.data.dataset import DataSet
+    from fedlesam.data.splits import Split
+    from fedlesam.probes.readings import Reading, Surface
+
+log = logging.getLogger("fedlesam")
 
 State = Literal["finished", "interrupted", "stopped"]
 
@@ -112,6 +127,128 @@ class RunFolder:
                 raise ValueError(f"{self.metrics}, line {i + 1}: is not a record of a round: {error}") from error
         return records
 
+    def read_versions(self) -> dict[str, str]:
+        """What made the numbers; empty where the folder does not say."""
+        try:
+            found = json.loads(self.versions.read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError):
+            return {}
+        return {str(name): str(value) for name, value in found.items()} if isinstance(found, dict) else {}
+
+    def read_readings(self) -> "list[Reading]":
+        """What probes found, in the order of rounds; of a state probed twice in the same way, the last."""
+        from fedlesam.probes import readings
+
+        found = {(r.round, r.probe, json.dumps(r.metadata, sort_keys=True)): r for r in readings.read(self.probes)}
+        return sorted(found.values(), key=lambda reading: reading.round)
+
+    def read_surface(self, dims: int) -> "Surface | None":
+        """The loss surface of one or two dimensions; None where none was measured."""
+        from fedlesam.probes.readings import read_surface
+
+        path = self.surface(dims)
+        if not path.exists():
+            return None
+        found = read_surface(path)
+        if found.dims != dims:
+            raise ValueError(f"{path}: is not a loss surface of {dims} dimensions, but of {found.dims}")
+        return found
+
+    def read_class_counts(self) -> "NDArray[np.int64] | None":
+        """Samples by client and class; None where the folder has no split."""
+        import numpy as np
+        from safetensors import SafetensorError, safe_open
+
+        if not self.split.exists():
+            return None
+        try:
+            with safe_open(self.split, framework="np") as file:
+                counts: NDArray[np.int64] = file.get_tensor("class_counts")
+                sizes = file.get_tensor("sizes") if "sizes" in file.keys() else counts.sum(1)  # noqa: SIM118
+            whole = counts.ndim == 2 and counts.dtype == np.int64 and counts.min() >= 0
+            if not whole or not np.array_equal(counts.sum(1), sizes):
+                raise ValueError("its classes do not add up")
+        except (OSError, SafetensorError, ValueError, TypeError) as error:
+            raise ValueError(one_line(f"{self.split}: is damaged: {error}")) from error
+        return counts
+
+    def load_model(self, module: "nn.Module") -> None:
+        """Put the weights of the folder into a module.
+
+        Args:
+            module: One made from the folder's config.
+        """
+        from safetensors import SafetensorError
+        from safetensors.torch import load_model
+
+        if not self.model.exists():
+            raise ValueError(
+                f"{self.path}: has no checkpoint and no model.safetensors yet; let it train, or interrupt it"
+            )
+        try:
+            load_model(module, str(self.model))
+        except (SafetensorError, RuntimeError, OSError) as error:
+            raise ValueError(
+                f"{self.model}: is not the model of {self.config}: {str(error).splitlines()[0]}"
+            ) from error
+
+    def write_config(self, config: RunConfig) -> None:
+        """Where there is none."""
+        if not self.config.exists():
+            disk.write_text(self.config, configs.write(config))
+
+    def write_versions(self, done: int) -> None:
+        """What makes the numbers; on resume with other versions also those, since the bits may differ then.
+
+        Args:
+            done: Rounds done before.
+        """
+        now, began = versions(), self.read_versions() if done else {}
+        if done and not began and self.versions.exists():
+            log.warning("%s: is damaged, so it is not known with which versions the run began", self.versions)
+        if not began:
+            disk.write_json(self.versions, now)
+            return
+        changed = [f"{name} {began.get(name)}, now {value}" for name, value in now.items() if began.get(name) != value]
+        if changed:
+            log.warning(
+                "%s: the run began with %s; the results may differ in the last bits", self.path, "; ".join(changed)
+            )
+            whole = json.loads(self.versions.read_text(encoding="utf-8"))
+            disk.write_json(self.versions, {**whole, f"since round {done}": now})
+
+    def write_split(self, split: "Split", data: "DataSet") -> None:
+        """Nothing is read from the file, so a damaged one would stay: it is always written."""
+        from fedlesam.data.splits import save_split
+
+        with disk.replacing(self.split) as beside:
+            save_split(split, data, beside)
+            if self.split.exists() and not filecmp.cmp(beside, self.split, shallow=False):
+                log.warning("%s: is not this run's split; written anew", self.split)
+
+    def write_end(self, module: "nn.Module", summary: dict[str, Any]) -> None:
+        """The model and the summary; a finished run keeps nothing to resume from.
+
+        Args:
+            module: The global model.
+            summary: With `state`.
+        """
+        from safetensors.torch import save_model
+
+        with disk.replacing(self.model) as beside:
+            save_model(module, str(beside))
+        disk.write_json(self.summary, summary)
+        self.remove_memory()
+        if summary["state"] == "finished":
+            self.remove_checkpoints()
+
+    def remove_memory(self) -> None:
+        """What a process that ended left of its clients' memory: nothing can use it."""
+        shutil.rmtree(self.memory, ignore_errors=True)
+
+    def remove_checkpoints(self) -> None:
+        shutil.rmtree(self.checkpoints, ignore_errors=True)
+
     def needs_run(self, config: RunConfig, overwrite: bool) -> bool:
         """Whether this run still has to be trained or resumed here; refuses what holds something else."""
         if self.is_empty():
@@ -149,8 +286,8 @@ class RunFolder:
 
     def clear(self) -> None:
         """Remove a run: first what could be resumed, last what says which run it is."""
-        shutil.rmtree(self.checkpoints, ignore_errors=True)
-        shutil.rmtree(self.memory, ignore_errors=True)
+        self.remove_checkpoints()
+        self.remove_memory()
         surfaces = (*self.path.glob("surface-*"), *self.path.glob(".surface-*"))
         for file in (*surfaces, *self.files):
             file.unlink(missing_ok=True)
@@ -176,22 +313,31 @@ def _record(record: Any, round: int) -> dict[str, Any]:
     return known
 
 
-def versions() -> dict[str, str]:
-    """What made the numbers: packages, interpreter, machine, and the commit where this is a checkout."""
-    import platform
-    import subprocess
-    from importlib.metadata import version
+def default_folder(config: RunConfig) -> Path:
+    """Made from the settings, so that repeating a command finds its folder again."""
+    return Path("runs") / file_name(f"{config.algorithm}-{config.data}-{configs.identity(config)}")
 
-    found = {name: version(name) for name in ("fedlesam", "torch", "numpy", "safetensors")}
-    home = Path(__file__).resolve().parents[2]
-    commit = ""
-    if (home / ".git").exists():
-        try:
-            git = ["git", "-C", str(home)]
-            commit = subprocess.check_output([*git, "rev-parse", "HEAD"], text=True, stderr=subprocess.DEVNULL).strip()
-            if subprocess.check_output([*git, "status", "--porcelain", "--untracked-files=no"], text=True).strip():
-                commit += " with changes"
-        except (OSError, subprocess.CalledProcessError):
-            commit = ""
-    machine = f"{platform.machine()}, {os.cpu_count()} cores"
-    return {**found, "python": platform.python_version(), "machine": machine, "commit": commit or "not a checkout"}
+
+def find_folders(paths: Iterable[Path]) -> list[RunFolder]:
+    """Run folders, and those in folders of run folders (a comparison, a sweep), each once.
+
+    Args:
+        paths: Run folders, or folders that hold some.
+    """
+    found: dict[Path, RunFolder] = {}
+    for path in paths:
+        if not path.is_dir():
+            raise ValueError(f"{path}: there is no such folder")
+        inside = [path] if RunFolder(path).config.exists() else _inside(path)
+        if not inside:
+            raise ValueError(
+                f"{path}: is not a run folder, and holds none; `fedlesam run`, `compare` and `tune` make them"
+            )
+        for folder in inside:
+            found.setdefault(folder.resolve(), RunFolder(folder))
+    return list(found.values())
+
+
+def _inside(path: Path) -> list[Path]:
+    """Those of a comparison, or those of a sweep, which are in its `runs`."""
+    return sorted(p.parent for pattern in ("*/config.toml", "runs/*/config.toml") for p in path.glob(pattern))

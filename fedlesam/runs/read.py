@@ -5,23 +5,26 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
-
-from fedlesam.core.names import one_line
-from fedlesam.probes import readings
-from fedlesam.probes.readings import Reading, Surface
 from fedlesam.runs.config import RunConfig
-from fedlesam.runs.evaluated import accuracy_of, evaluated_on
-from fedlesam.runs.folder import RunFolder
+from fedlesam.runs.evaluated import accuracies, accuracy_of, evaluated_on
+from fedlesam.runs.folder import RunFolder, find_folders
 from fedlesam.runs.methods import is_centralised, method_name
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+    from torch import nn
+
+    from fedlesam.federation import Federation
+    from fedlesam.probes.readings import Reading, Surface
 
 
 @dataclass(frozen=True)
 class Run:
+    """A run in its folder: settings, records, summary, and what was measured."""
+
     path: Path
     config: RunConfig
     summary: dict[str, Any]
@@ -55,8 +58,6 @@ class Run:
     def accuracy(self) -> dict[str, float]:
         """By the summary; of a run under way, or killed, by its records so far."""
         if not self.summary and self.records:
-            from fedlesam.runs.runner import accuracies
-
             return dict(accuracies(self.records).get("accuracy", {}))
         return accuracy_of(self.summary, self.records)
 
@@ -72,88 +73,79 @@ class Run:
     @cached_property
     def versions(self) -> dict[str, str]:
         """Empty where the folder does not say."""
-        try:
-            found = json.loads(RunFolder(self.path).versions.read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError):
-            return {}
-        return {str(name): str(value) for name, value in found.items()} if isinstance(found, dict) else {}
+        return RunFolder(self.path).read_versions()
 
-    def class_counts(self) -> NDArray[np.int64] | None:
+    def class_counts(self) -> "NDArray[np.int64] | None":
         """Clients x classes, or None where the folder has no split."""
-        split = RunFolder(self.path).split
-        if not split.exists():
-            return None
-        try:
-            with safe_open(split, framework="np") as file:
-                counts: NDArray[np.int64] = file.get_tensor("class_counts")
-                sizes = file.get_tensor("sizes") if "sizes" in file.keys() else counts.sum(1)  # noqa: SIM118
-            if (
-                counts.ndim != 2
-                or counts.dtype != np.int64
-                or counts.min() < 0
-                or not np.array_equal(counts.sum(1), sizes)
-            ):
-                raise ValueError("its classes do not add up")
-        except (OSError, SafetensorError, ValueError, TypeError) as error:
-            raise ValueError(one_line(f"{split}: is damaged: {error}")) from error
-        return counts
+        return RunFolder(self.path).read_class_counts()
 
     @cached_property
-    def measurements(self) -> list[Reading]:
-        """What probes measured, in the order of rounds; of a state measured twice in the same way, the last."""
-        found = readings.read(RunFolder(self.path).probes)
-        last = {(one.round, one.probe, json.dumps(one.metadata, sort_keys=True)): one for one in found}
-        return sorted(last.values(), key=lambda one: one.round)
+    def measurements(self) -> "list[Reading]":
+        """What probes found, in the order of rounds."""
+        return RunFolder(self.path).read_readings()
 
     @property
     def probes(self) -> list[str]:
         """Those that read something."""
         return list(dict.fromkeys(one.probe for one in self.measurements if one.values))
 
-    def series(self, probe: str) -> list[Reading]:
-        """Of the way in which it was measured most often: a final model measured again is no point of a curve."""
+    def series(self, probe: str) -> "list[Reading]":
+        """Of the way in which it was measured most often: a final model measured again is no point of a curve.
+
+        Args:
+            probe: Its name.
+        """
         ways: dict[str, list[Reading]] = {}
         for one in self.measurements:
             if one.probe == probe and one.values:
                 ways.setdefault(json.dumps(one.metadata, sort_keys=True), []).append(one)
         return max(ways.values(), key=len, default=[])
 
-    def surface(self, dims: int) -> Surface | None:
-        """The loss around the final model along one or two directions; None if it was not measured."""
-        path = RunFolder(self.path).surface(dims)
-        if not path.exists():
-            return None
-        found = readings.read_surface(path)
-        if found.dims != dims:
-            raise ValueError(f"{path}: is not a loss surface of {dims} dimensions, but of {found.dims}")
-        return found
+    def surface(self, dims: int) -> "Surface | None":
+        """The loss surface of one or two dimensions; None where none was measured."""
+        return RunFolder(self.path).read_surface(dims)
+
+    @property
+    def history(self) -> list[dict[str, Any]]:
+        """A record per round, by the names of `Record`; `pandas.DataFrame(run.history)` is a table of them."""
+        return self.records
+
+    @cached_property
+    def model(self) -> "nn.Module":
+        """The trained module: at the end of the run, or at its last checkpoint. Needs the run's data set."""
+        return self.federation().model
+
+    def federation(self, data_dir: str | None = None, device: str | None = None) -> "Federation":
+        """The run's clients, method and global model; clients' memories are not in it.
+
+        Args:
+            data_dir: Where the files of the data set are, if not where the run found them.
+            device: `cpu`, `cuda` or `cuda:i`, if not that of the run.
+        """
+        from fedlesam.runs.reopen import open_run, read_config
+
+        return open_run(self.path, read_config(self.path, data_dir, device))
 
 
-def read_run(path: Path) -> Run:
-    folder = RunFolder(path)
+def read_run(path: Path | str) -> Run:
+    """What a run folder holds. `fedlesam.load_run` is the same function.
+
+    Args:
+        path: A run folder.
+    """
+    folder = RunFolder(Path(path))
     if not folder.config.exists():
         raise ValueError(f"{path}: is not a run folder, it has no config.toml")
-    return Run(path, folder.read_config(), folder.read_summary(), folder.read_metrics())
+    return Run(folder.path, folder.read_config(), folder.read_summary(), folder.read_metrics())
+
+
+load_run = read_run
 
 
 def find_runs(paths: Iterable[Path]) -> list[Run]:
-    """Of run folders, and of folders of run folders, each once."""
-    found: dict[Path, Run] = {}
-    for path in paths:
-        if not path.is_dir():
-            raise ValueError(f"{path}: there is no such folder")
-        inside = _inside(path)
-        if not inside:
-            raise ValueError(
-                f"{path}: is not a run folder, and holds none; `fedlesam run`, `compare` and `tune` make them"
-            )
-        for folder in inside:
-            found.setdefault(folder.resolve(), read_run(folder))
-    return list(found.values())
+    """The runs in run folders, and in folders of run folders, each once.
 
-
-def _inside(path: Path) -> list[Path]:
-    """A run's own folder, those of a comparison, or those of a sweep, which are in its `runs`."""
-    if RunFolder(path).config.exists():
-        return [path]
-    return sorted(p.parent for pattern in ("*/config.toml", "runs/*/config.toml") for p in path.glob(pattern))
+    Args:
+        paths: Run folders, or folders that hold some.
+    """
+    return [read_run(folder.path) for folder in find_folders(paths)]

@@ -3,9 +3,6 @@
 import dataclasses
 from pathlib import Path
 
-from safetensors import SafetensorError
-from safetensors.torch import load_model
-
 from fedlesam.core.flat_model import FlatModel
 from fedlesam.data.dataset import DataSet
 from fedlesam.federation import Federation
@@ -91,17 +88,8 @@ def _at_checkpoint(folder: RunFolder, experiment: Experiment, *, memories: bool)
 
 def _at_model(folder: RunFolder, federation: Federation) -> None:
     """Of the end, or of where it was interrupted."""
-    if not folder.model.exists():
-        raise ValueError(
-            f"{folder.path}: has no weights yet, no checkpoint and no model.safetensors; let it train, or interrupt it"
-        )
     module = federation.model
-    try:
-        load_model(module, str(folder.model))
-    except (SafetensorError, RuntimeError, OSError) as error:
-        raise ValueError(
-            f"{folder.model}: is not the model of {folder.config}: {str(error).splitlines()[0]}"
-        ) from error
+    folder.load_model(module)
     flat, rounds = FlatModel(module), int(folder.read_summary().get("rounds", 0))
     federation.state = dataclasses.replace(
         federation.state, round=rounds, weights=flat.weights.clone(), buffers=flat.buffers()

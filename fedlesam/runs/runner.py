@@ -1,23 +1,18 @@
 """One run from its settings to its folder."""
 
 import contextlib
-import filecmp
-import json
 import logging
 import platform
-import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
-from safetensors.torch import save_model
 
 from fedlesam.core import disk
 from fedlesam.core.saving import check_savable
 from fedlesam.data.dataset import DataSet
-from fedlesam.data.splits import save_split
 from fedlesam.engines.distributed import shutdown_workers
 from fedlesam.engines.signals import handle_signals
 from fedlesam.engines.watch import check_lost_after
@@ -31,16 +26,13 @@ from fedlesam.runs import costs
 from fedlesam.runs.build import Experiment, build
 from fedlesam.runs.checkpoint import Checkpoints
 from fedlesam.runs.config import RunConfig
-from fedlesam.runs.evaluated import accuracy_of, evaluated_on, named, plain
-from fedlesam.runs.folder import RunFolder, State, versions
+from fedlesam.runs.evaluated import accuracies, accuracy_of, evaluated_on, named, plain
+from fedlesam.runs.folder import RunFolder, State
 from fedlesam.runs.journal import Journal
 from fedlesam.runs.lock import locked
 from fedlesam.runs.overview import size_of
 
 Watch = Callable[[Record], None]
-
-LAST = 10
-"""How many of the last evaluations are averaged."""
 
 MOST_LOGGED = 5
 """Dropped clients that are logged during a run; all of them are in metrics.jsonl."""
@@ -77,13 +69,13 @@ def execute(
             if path.exists() and (todo or folder.has_leftovers()):
                 tell = held.enter_context(locked(path))
                 todo = folder.needs_run(config, overwrite)  # who held it may have finished it
-                shutil.rmtree(folder.memory, ignore_errors=True)  # of a process that was killed: nothing can use it
+                folder.remove_memory()
             if not todo:
                 if world is not None:
                     shutdown_workers(world)
                 if tell is not None:
                     disk.sync_folder(path)  # that it is finished may not be lasting yet
-                    shutil.rmtree(folder.checkpoints, ignore_errors=True)
+                    folder.remove_checkpoints()
                 return _finished(folder)
             experiment = build(config, data, folder=folder.memory, world=world)
             check_savable(experiment.federation.model)
@@ -120,15 +112,14 @@ def _begin(folder: RunFolder, config: RunConfig, experiment: Experiment) -> tupl
     """Write what a new run begins with, or resume where an old one stopped; return the records so far."""
     for part in folder.path.glob(f".*{disk.PART}"):  # of a process that was killed
         part.unlink(missing_ok=True)
-    if not folder.config.exists():
-        disk.write_text(folder.config, configs.write(config))
+    folder.write_config(config)
     journal = Journal(folder.metrics)
     about = {"settings": configs.fingerprint(config), "split": experiment.split.hash}
     checkpoints = Checkpoints(folder.checkpoints, config.keep, {folder.metrics.name: journal}, about)
     seen = folder.metrics.read_bytes().count(b"\n") if folder.metrics.exists() else 0
     done = checkpoints.load(experiment.federation)
-    _write_split(folder, experiment)
-    _note_versions(folder, done)
+    folder.write_split(experiment.split, experiment.data)
+    folder.write_versions(done)
     folder.summary.unlink(missing_ok=True)
     if seen and not done:
         log.warning("%s: had no checkpoint yet, so its %d rounds are trained again", folder.path, seen)
@@ -210,34 +201,6 @@ def _check_answers(records: list[dict[str, Any]]) -> None:
         raise NoAnswers(f"no client ever answered, so nothing was learnt; the first, client {failed[0]}: {failed[1]}")
 
 
-def _write_split(folder: RunFolder, experiment: Experiment) -> None:
-    """Nothing is read from the file, so a damaged one would stay."""
-    with disk.replacing(folder.split) as beside:
-        save_split(experiment.split, experiment.data, beside)
-        if folder.split.exists() and not filecmp.cmp(beside, folder.split, shallow=False):
-            log.warning("%s: is not this run's split; written anew", folder.split)
-
-
-def _note_versions(folder: RunFolder, done: int) -> None:
-    """What made the numbers; on resume with other versions also those, since the bits may differ then."""
-    now = versions()
-    began: Any = None
-    if done and folder.versions.exists():
-        try:
-            began = json.loads(folder.versions.read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError) as error:
-            log.warning("%s: is damaged, so with what the run began is not known: %s", folder.versions, error)
-    if not isinstance(began, dict):
-        disk.write_json(folder.versions, now)
-        return
-    changed = [f"{name} {began.get(name)}, now {value}" for name, value in now.items() if began.get(name) != value]
-    if changed:
-        log.warning(
-            "%s: the run began with %s; the results may differ in the last bits", folder.path, "; ".join(changed)
-        )
-        disk.write_json(folder.versions, {**began, f"since round {done}": now})
-
-
 @contextlib.contextmanager
 def release_workers_on_error(world: World | None) -> Iterator[None]:
     """On an error let the others go, so that they wait for nothing."""
@@ -280,8 +243,6 @@ def _close(
     folder: RunFolder, config: RunConfig, experiment: Experiment, records: list[dict[str, Any]], state: State, why: str
 ) -> dict[str, Any]:
     dropped = sum(len(record.get("dropped", ())) for record in records)
-    with disk.replacing(folder.model) as beside:
-        save_model(experiment.federation.model, str(beside))
     summary = {
         "state": state,
         **({"why": why} if why else {}),
@@ -299,27 +260,8 @@ def _close(
             "repeats": experiment.split.repeats,
         },
     }
-    disk.write_json(folder.summary, summary)
-    shutil.rmtree(folder.memory, ignore_errors=True)
-    if state == "finished":
-        shutil.rmtree(folder.checkpoints, ignore_errors=True)
+    folder.write_end(experiment.federation.model, summary)
     return summary
-
-
-def accuracies(records: list[dict[str, Any]]) -> dict[str, Any]:
-    """The last round's, the mean of the last evaluations' and the best round's accuracy, each by its name.
-
-    A run that stopped after a round without evaluation has no accuracy of its last round.
-    """
-    tested = [(r["test_accuracy"], r["round"]) for r in records if r.get("test_accuracy") is not None]
-    if not tested:
-        return {}
-    last = [accuracy for accuracy, _ in tested[-LAST:]]
-    best, at = max(tested, key=lambda pair: (pair[0], -pair[1]))
-    final = records[-1]
-    found = {"last": final["test_accuracy"]} if final.get("test_accuracy") is not None else {}
-    found |= {"mean_of_last": sum(last) / len(last), "evaluations_in_mean": len(last), "best": best, "best_round": at}
-    return {"accuracy": found, **({"per_client": final["per_client"]} if "per_client" in final else {})}
 
 
 def largest_memory(federation: Federation) -> int:

@@ -130,7 +130,7 @@ def test_bad_input_is_one_clear_line(call: Call, args: list[str], said: str) -> 
 
 def test_runs_that_cannot_be_measured(call: Call) -> None:
     Path("sam/model.safetensors").unlink()
-    assert "sam: has no weights yet, no checkpoint and no model.safetensors" in call("probe", "sam")[2]
+    assert "sam: has no checkpoint and no model.safetensors yet" in call("probe", "sam")[2]
     Path("sam/model.safetensors").write_bytes(b"no weights")
     assert "is not the model of" in call("probe", "sam")[2]
     summary = RunFolder(Path("lesam")).read_summary()

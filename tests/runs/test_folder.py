@@ -9,7 +9,8 @@ import pytest
 from fedlesam.core.disk import write_json, write_text
 from fedlesam.runs import config as configs
 from fedlesam.runs.config import RunConfig
-from fedlesam.runs.folder import RunFolder, versions
+from fedlesam.runs.folder import RunFolder
+from fedlesam.runs.versions import versions
 
 CONFIG = configs.resolve(RunConfig(rounds=3))
 

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from fedlesam.runs.folder import RunFolder
-from fedlesam.runs.read import read_run
+from fedlesam.runs.read import load_run, read_run
 from fedlesam.runs.runner import execute
 
 OLD = Path(__file__).parent / "old_folder"
@@ -56,3 +56,15 @@ def test_lines_of_both_forms_in_one_file(folder: RunFolder) -> None:
     new = {**lines[0], "round": 2, "dropped": {"3": "an error"}}
     folder.metrics.write_text("".join(json.dumps(line) + "\n" for line in [*lines, new]))
     assert [record.get("dropped") for record in folder.read_metrics()] == [None, DROPPED, {"3": "an error"}]
+
+
+def test_load_run(folder: RunFolder) -> None:
+    """Settings, records, summary and the trained module, from the folder alone."""
+    run = load_run(str(folder.path))
+    assert [record["round"] for record in run.history] == [0, 1]
+    stored = load_file(folder.path / "model.safetensors")
+    assert stored.keys() == run.model.state_dict().keys()
+    for name, tensor in run.model.state_dict().items():
+        assert torch.equal(tensor, stored[name])
+    assert repr(run.federation().algorithm).startswith("Algorithm(")
+    assert {path.name for path in folder.path.iterdir()} == {path.name for path in OLD.iterdir()}, "nothing is written"
