@@ -2,7 +2,6 @@
 
 import json
 import os
-import types
 from pathlib import Path
 from typing import Any
 
@@ -96,10 +95,11 @@ def test_stale_files_of_a_killed_worker_are_not_believed(serial: Path, tmp_path:
         def clear(self) -> None:
             """What the leader's file system does not show it."""
 
+        remove_memory = clear
+
     world = led()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(runner, "RunFolder", Elsewhere)
-        patch.setattr(runner, "shutil", types.SimpleNamespace(rmtree=lambda *_, **__: None))
         execute(config(store="pinned", memory=0), tmp_path / "run", world=world, overwrite=True)
     assert (serial / "model.safetensors").read_bytes() == (tmp_path / "run" / "model.safetensors").read_bytes()
     assert not stale.exists()

@@ -35,6 +35,7 @@ from fedlesam.data import splits
 from fedlesam.data.dataset import DataSet
 from fedlesam.engines.signals import StopFlag
 from fedlesam.runs import config as configs
+from fedlesam.runs import folder as folders
 from fedlesam.runs import runner
 from fedlesam.runs.build import load_data
 from fedlesam.runs.checkpoint import Checkpoints
@@ -328,7 +329,7 @@ class Instrument:
         for module in (safetensors.torch, splits):
             module.save_file = self._save_file
         pathlib.Path.write_text = lambda path, *args, **kwargs: self._write_text(path, *args, **kwargs)  # type: ignore[method-assign,assignment]
-        runner.versions = lambda: {"versions": "are not what is tested"}
+        folders.versions = lambda: {"versions": "are not what is tested"}
         self._mark(StopFlag, "check", "step")
         save, load = Checkpoints.save, Checkpoints.load
 

@@ -19,7 +19,7 @@ from fedlesam.cli.runs_command import command as runs_command
 from fedlesam.federation import Record
 from fedlesam.report.ranking import ranking
 from fedlesam.runs import config as configs
-from fedlesam.runs import runner
+from fedlesam.runs import folder
 from fedlesam.runs.config import RunConfig
 from fedlesam.runs.folder import RunFolder
 from fedlesam.runs.overview import find_runs, read_overview
@@ -76,7 +76,7 @@ class Scene:
 @pytest.fixture(scope="module")
 def scene() -> Iterator[Scene]:
     with pytest.MonkeyPatch.context() as patch, scratch() as path:
-        patch.setattr(runner, "versions", lambda: VERSIONS)
+        patch.setattr(folder, "versions", lambda: VERSIONS)
         patch.setattr(os, "fsync", lambda handle: None)
         yield Scene(path)
 
