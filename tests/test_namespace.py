@@ -1,4 +1,4 @@
-"""`fl.data` and `fl.models` can be explored: every name is there, has a docstring, and says what its arguments are."""
+"""`fl.data`, `fl.models` and `fl.probes` can be explored: every name is there and documents its arguments."""
 
 import inspect
 import subprocess
@@ -9,7 +9,7 @@ import pytest
 
 import fedlesam as fl
 
-ROOMS = [fl.data, fl.models]
+ROOMS = [fl.data, fl.models, fl.probes]
 
 
 @pytest.mark.parametrize("room", ROOMS, ids=lambda room: room.__name__)

@@ -22,16 +22,21 @@ Tick = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Look:
-    """What a probe is shown: a federation between two rounds."""
+    """What a probe is shown: a federation between two rounds.
+
+    Args:
+        federation: The federation.
+        previous: The global model of one round before, if it is known.
+        trains_on: A round will be trained from here, and the clients' memories are those it begins with.
+        tick: Called with how much is done, and of how much.
+        missing: What a probe could not read, and why; filled by the probe.
+    """
 
     federation: Federation
     previous: Tensor | None = None
-    """The global model of one round before, if it is known."""
     trains_on: bool = True
-    """A round will be trained from here, and the clients' memories are those it begins with."""
     tick: Tick = lambda done, of: None
     missing: list[str] = field(default_factory=list)
-    """What a probe could not read, and why; filled by the probe."""
 
     @property
     def active(self) -> list[int]:

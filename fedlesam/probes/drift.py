@@ -18,26 +18,29 @@ from fedlesam.rules import LocalAscent, NoPerturbation
 
 @dataclass(frozen=True)
 class Drift:
-    """The drift of one round: means over the client-steps with a perturbation, None if there is none."""
+    """The drift of one round: means over the client-steps with a perturbation, None if there is none.
+
+    Args:
+        drift: Mean of norm(u_g - u_i) / 2 for unit directions u: 0 is the global direction, 1 its opposite.
+        cosine: Of u_g and u_i.
+        norm: Of the perturbations: rho, unless a rule scales it.
+        gradient_norm: Of the global gradient at the virtual global model, mean over steps.
+        full_drift: SAM's drift with the gradient of all samples of a client instead of a batch: no batch noise.
+        full_cosine: The cosine for `full_drift`.
+        counted: Client-steps with a perturbation.
+        without: Client-steps without one.
+        clients_without: Clients without one in the whole round, such as FedLESAM's that were never active before.
+    """
 
     drift: float | None
-    """Mean of norm(u_g - u_i) / 2 for unit directions u: 0 is the global direction, 1 its opposite."""
     cosine: float | None
-    """Of u_g and u_i."""
     norm: float | None
-    """Of the perturbations: rho, unless a rule scales it."""
     gradient_norm: float | None
-    """Of the global gradient at the virtual global model, mean over steps."""
     full_drift: float | None
-    """SAM's drift with the gradient of all samples of a client instead of a batch: no batch noise."""
     full_cosine: float | None
-    """The cosine for `full_drift`."""
     counted: int
-    """Client-steps with a perturbation."""
     without: int
-    """Client-steps without one."""
     clients_without: int
-    """Clients without one in the whole round, such as FedLESAM's that were never active before."""
 
 
 def perturbs(algorithm: Algorithm) -> bool:

@@ -54,16 +54,8 @@ def eigenvalues(
     start = torch.randn(size, generator=seeds.generator(seed, "probe", 0), dtype=torch.float64).numpy()
     operator = linalg.LinearOperator((size, size), matvec=product, dtype=np.float64)
     try:
-        found = linalg.eigsh(
-            operator,
-            k,
-            which="LA",
-            v0=start,
-            ncv=basis,
-            tol=TOLERANCE,
-            maxiter=RESTARTS,
-            return_eigenvectors=False,
-        )
+        limits = {"ncv": basis, "tol": TOLERANCE, "maxiter": RESTARTS}
+        found = linalg.eigsh(operator, k, which="LA", v0=start, return_eigenvectors=False, **limits)
     except linalg.ArpackNoConvergence as error:
         found = error.eigenvalues
     except linalg.ArpackError as error:

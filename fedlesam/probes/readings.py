@@ -18,17 +18,23 @@ OLD_KEY = "about"
 
 @dataclass(frozen=True)
 class Reading:
-    """One measurement: a line of probes.jsonl."""
+    """One measurement: a line of probes.jsonl.
+
+    Args:
+        round: Rounds done when it was taken.
+        probe: The name of the probe.
+        values: Numbers by name.
+        metadata: How it was measured: radius, samples and so on.
+        seconds: How long it took.
+        missing: What could not be read, and why; empty if nothing is missing.
+    """
 
     round: int
-    """Rounds done when it was taken."""
     probe: str
     values: dict[str, float]
     metadata: dict[str, Any]
-    """How it was measured: radius, samples and so on."""
     seconds: float = 0.0
     missing: str = ""
-    """What could not be read, and why; empty if nothing is missing."""
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON, without an empty `missing`."""
@@ -81,16 +87,19 @@ def put(path: Path, new: Reading) -> None:
 
 @dataclass(frozen=True)
 class Surface:
-    """Loss and accuracy on a grid around the weights, along one or two directions."""
+    """Loss and accuracy on a grid around the weights, along one or two directions.
+
+    Args:
+        x: Steps along each direction.
+        loss: One value per step, or [y, x].
+        accuracy: On the same samples, a share; NaN if the targets are not classes.
+        metadata: How it was measured: samples, seeds and so on.
+    """
 
     x: NDArray[np.float64]
-    """Steps along each direction."""
     loss: NDArray[np.float64]
-    """One value per step, or [y, x]."""
     accuracy: NDArray[np.float64]
-    """On the same samples, a share; NaN if the targets are not classes."""
     metadata: dict[str, Any]
-    """How it was measured: samples, seeds and so on."""
 
     @property
     def dims(self) -> int:

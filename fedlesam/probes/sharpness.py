@@ -19,13 +19,17 @@ from fedlesam.probes.replay import check_memories, named, trained
 
 @dataclass(frozen=True)
 class Rise:
-    """A lower bound of the maximum of F(w + e) - F(w) over norm(e) <= radius."""
+    """A lower bound of the maximum of F(w + e) - F(w) over norm(e) <= radius.
+
+    Args:
+        loss: F(w)
+        gradient_norm: Of the gradient of F at w.
+        by_step: The largest rise found after 1, 2, ... steps of projected gradient ascent.
+    """
 
     loss: float
-    """F(w)"""
     gradient_norm: float
     by_step: list[float]
-    """The largest rise found after 1, 2, ... steps of projected gradient ascent."""
 
     @property
     def first_order(self) -> float:

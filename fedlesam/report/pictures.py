@@ -81,16 +81,9 @@ def chart_picture(chart: Chart, groups: list[Group], paths: list[Path]) -> list[
 def _curves(axes: Axes, chart: Chart, groups: list[Group], width: float) -> None:
     for series in chart.series:
         colour, line = groups[series.group].look
-        axes.plot(
-            series.x,
-            series.mean,
-            color=colour,
-            linestyle=line,
-            linewidth=width,
-            marker="o" if chart.points else None,
-            markersize=2.5,
-            label=plain(groups[series.group].label),
-        )
+        marks: dict[str, Any] = {"marker": "o" if chart.points else None, "markersize": 2.5}
+        label = plain(groups[series.group].label)
+        axes.plot(series.x, series.mean, color=colour, linestyle=line, linewidth=width, label=label, **marks)
         if series.low is not None and series.high is not None:
             axes.fill_between(series.x, series.low, series.high, color=colour, alpha=0.15, linewidth=0)
     if chart.key in ACCURACY:
@@ -99,6 +92,15 @@ def _curves(axes: Axes, chart: Chart, groups: list[Group], width: float) -> None
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     if chart.log:
         axes.set_yscale("log")
+    bare(axes)
+
+
+def bare(axes: Axes) -> None:
+    """A light grid, and no frame above and to the right.
+
+    Args:
+        axes: Of a chart.
+    """
     axes.grid(alpha=0.25, linewidth=0.5)
     axes.spines[["top", "right"]].set_visible(False)
 

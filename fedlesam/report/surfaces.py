@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from fedlesam.probes.readings import Surface
-from fedlesam.report.pictures import COLUMN, PAPER, PAPER_DOTS, plain, save
+from fedlesam.report.pictures import COLUMN, PAPER, PAPER_DOTS, bare, plain, save
 from fedlesam.report.style import Look
 
 COLOURS = matplotlib.colormaps["cividis"]
@@ -77,8 +77,7 @@ def curves(surfaces: Mapping[str, tuple[Look, Surface]]) -> Figure:
     accuracy.set(ylabel="training accuracy (%)")
     for axes in (loss, accuracy):
         axes.set(xlabel="step along the direction")
-        axes.grid(alpha=0.25, linewidth=0.5)
-        axes.spines[["top", "right"]].set_visible(False)
+        bare(axes)
     if len(surfaces) > 1:
         figure.legend(loc="outside lower center", ncol=4, frameon=False, handlelength=2.2, columnspacing=1.0)
     return figure

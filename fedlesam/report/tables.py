@@ -105,31 +105,13 @@ def latex_text(text: str) -> str:
     return "".join(LATEX.get(letter, letter) for letter in text)
 
 
-def whole(value: float) -> str:
-    """Without decimals.
+Show = Callable[[float], str]
 
-    Args:
-        value: The number.
-    """
-    return f"{value:,.0f}"
-
-
-def two(value: float) -> str:
-    """With two decimals.
-
-    Args:
-        value: The number.
-    """
-    return f"{value:.2f}"
-
-
-def signed(value: float) -> str:
-    """With two decimals and its sign.
-
-    Args:
-        value: The number.
-    """
-    return f"{value:+.2f}"
+whole: Show = "{:,.0f}".format
+two: Show = "{:.2f}".format
+signed: Show = "{:+.2f}".format
+by_fedavg: Show = "{:.2f}×".format
+"""A multiple of FedAvg's."""
 
 
 def three_digits(value: float) -> str:
@@ -139,12 +121,3 @@ def three_digits(value: float) -> str:
         value: The number.
     """
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
-
-
-def by_fedavg(value: float) -> str:
-    """As a multiple.
-
-    Args:
-        value: The number.
-    """
-    return f"{value:.2f}×"
