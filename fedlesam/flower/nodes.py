@@ -34,14 +34,11 @@ def exchange(grid: Grid, messages: Mapping[int, Message], timeout: float) -> tup
     Returns:
         The replies, and the reason of each client without one.
     """
-    replies: dict[int, Message] = {}
-    missing: dict[int, str] = {}
     pushed = list(grid.push_messages(list(messages.values()))) if messages else []
-    waiting = {}
-    for client, identity in zip(messages, pushed, strict=True) if len(pushed) == len(messages) else ():
-        if identity:
-            waiting[client] = identity
-    missing.update({client: "the message could not be sent" for client in messages if client not in waiting})
+    pairs = zip(messages, pushed, strict=True) if len(pushed) == len(messages) else ()
+    waiting = {client: identity for client, identity in pairs if identity}
+    replies: dict[int, Message] = {}
+    missing = {client: "the message could not be sent" for client in messages if client not in waiting}
     deadline = time.monotonic() + timeout
     while waiting:
         for client, identity in list(waiting.items()):

@@ -133,8 +133,8 @@ def test_a_stop_in_the_last_round_is_not_forgotten(tmp_path: Path, monkeypatch: 
         monkeypatch.setattr(runner, "_due", lambda *_: False)
         rounds = Federation.round
 
-        def last(federation: Federation) -> Any:
-            record = rounds(federation)
+        def last(federation: Federation, **options: Any) -> Any:
+            record = rounds(federation, **options)
             if record.round == 5:
                 os.kill(os.getpid(), signal.SIGTERM)
                 wait_for(lambda: federation._local_engine.stop_flag._signum.value)
