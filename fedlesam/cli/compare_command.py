@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fedlesam.cli.options import Grouped, GroupedCommand, build_config, names_of, output, settings, trackers
-from fedlesam.core.names import file_name
 from fedlesam.runs import config as configs
 from fedlesam.runs.config import RunConfig
 from fedlesam.runs.evaluated import evaluated_on
@@ -88,18 +86,9 @@ def show_comparison(
     from fedlesam.report.ranking import ranking
     from fedlesam.report.write import write_report
     from fedlesam.runs import compare as comparison
-    from fedlesam.runs.folder import RunFolder
     from fedlesam.runs.trackers import watching
 
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise ValueError("under torchrun use `fedlesam run`, one method at a time; `compare` takes --workers instead")
-    plans = comparison.plan(base, algorithms, seeds)
-    out = out or Path("runs") / f"compare-{file_name(base.data)}-{_name(plans)}"
-    if base.threads is None:
-        began = [folder for p in plans if (folder := RunFolder(comparison.folder_of(out, p))).config.exists()]
-        if began:
-            threads = began[0].read_config().threads
-            plans = [dataclasses.replace(plan, threads=threads) for plan in plans]
+    plans, out = comparison.prepare(base, algorithms, seeds, out)
     display = Display(quiet or as_json)
     many, on = seeds > 1, evaluated_on(base)
     try:
@@ -128,9 +117,3 @@ def show_comparison(
             click.echo(f"picture: {picture}")
         click.echo(f"runs: {out}")
         click.echo(f"report: {report}")
-
-
-def _name(plans: list[RunConfig]) -> str:
-    import hashlib
-
-    return hashlib.sha256("".join(configs.identity(plan) for plan in plans).encode()).hexdigest()[:8]

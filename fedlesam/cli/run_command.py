@@ -1,6 +1,5 @@
 """fedlesam run"""
 
-import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -8,27 +7,7 @@ from typing import Any
 import click
 
 from fedlesam.cli.options import GroupedCommand, build_config, output, settings, trackers
-from fedlesam.core.names import file_name
-from fedlesam.runs import config as configs
-from fedlesam.runs.config import RunConfig
 from fedlesam.runs.evaluated import evaluated_on
-
-
-def default_folder(config: RunConfig) -> Path:
-    """Made from the settings, so that repeating a command finds its folder again."""
-    return Path("runs") / file_name(f"{config.algorithm}-{config.data}-{configs.identity(config)}")
-
-
-def settle(config: RunConfig, folder: Path | None) -> tuple[RunConfig, Path]:
-    """Resolve the settings and name the folder; threads not asked for stay what the folder's run began with."""
-    from fedlesam.runs.folder import RunFolder
-
-    asked = config.threads
-    config = configs.resolve(config)
-    folder = folder or default_folder(config)
-    if asked is None and RunFolder(folder).config.exists():
-        config = dataclasses.replace(config, threads=RunFolder(folder).read_config().threads)
-    return config, folder
 
 
 @click.command(
@@ -66,9 +45,8 @@ def command(
     """
     from fedlesam.cli.show import Display, print_accuracy
     from fedlesam.engines.world import from_environment
-    from fedlesam.federation import count_active
     from fedlesam.runs.folder import RunFolder
-    from fedlesam.runs.runner import execute, release_workers_on_error, run_worker
+    from fedlesam.runs.runner import execute, notes, release_workers_on_error, run_worker, settle
     from fedlesam.runs.trackers import wanted, watching
 
     world = from_environment()
@@ -79,12 +57,9 @@ def command(
         openers = wanted(tensorboard, mlflow, wandb)
         config, folder = settle(build_config(config_file, assignments, flags), out)
     display = Display(quiet or as_json)
-    workers = world.size if world is not None else config.workers
-    if workers > 1:
-        display.say(f"{workers} workers, {config.threads} thread{'s' if config.threads != 1 else ''} each")
-    if config.clients is not None and workers > count_active(config.active, config.clients):
-        display.say(f"only {count_active(config.active, config.clients)} clients are active a round: workers are idle")
-    done = RunFolder(folder).read_summary().get("state") == "finished"
+    for note in notes(config, world):
+        display.say(note)
+    done = RunFolder(folder).is_finished()
     with display.open(), watching(openers) as watchers:
         on = evaluated_on(config)
         watch = display.watch(config.algorithm, config.rounds, on) if not done or overwrite else None

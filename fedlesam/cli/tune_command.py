@@ -1,7 +1,6 @@
 """fedlesam tune"""
 
 import dataclasses
-import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,6 @@ from typing import Any
 import click
 
 from fedlesam.cli.options import Grouped, GroupedCommand, build_config, output, settings
-from fedlesam.core.names import file_name
 from fedlesam.runs import config as configs
 from fedlesam.runs.evaluated import HELD_OUT
 
@@ -67,7 +65,6 @@ def command(
     """
     from fedlesam.cli.show import Display, print_table
     from fedlesam.cli.sweep_display import print_failed, sweep_display
-    from fedlesam.core import disk
     from fedlesam.runs import tune as tuning
     from fedlesam.runs.sweep import Sweep
 
@@ -81,9 +78,7 @@ def command(
         configs.resolve(configs.update(base, values))  # refuses what the method does not take
     display = Display(quiet or as_json)
     display.say(tuning.budget(base, trials or len(points), seeds))
-    sign = json.dumps([configs.as_table(tuning.prepared(base)), sorted(space), trials, seeds], sort_keys=True)
-    name = f"tune-{base.algorithm}-{base.data}-{hashlib.sha256(sign.encode()).hexdigest()[:8]}"
-    out = out or Path("runs") / file_name(name)
+    out = out or tuning.default_folder(base, space, trials, seeds)
     with sweep_display(display, out) as shown, Sweep(out).open() as sweep:
         found = tuning.tune(
             base,
@@ -95,10 +90,7 @@ def command(
             shown.begin,
         )
         failed = {about["run"]: about["why"] for about in sweep.failed.values()}
-    best = next((trial for trial in found if trial.score is not None), None)
-    if best is not None:
-        chosen = dataclasses.replace(configs.resolve(configs.update(base, best.values)), held_out=None)
-        disk.write_text(out / "best.toml", configs.write(chosen))
+    best = tuning.write_best(base, found, out)
     if as_json:
         lines = [{"values": dict(t.values), "score": t.score and dataclasses.asdict(t.score)} for t in found]
         click.echo(json.dumps({"folder": str(out), "evaluated_on": HELD_OUT, "trials": lines}))
@@ -109,7 +101,7 @@ def command(
         ]
         print_table([*wanted, "held-out accuracy, %", "±"], rows)
         if best is not None:
-            click.echo(f"\nbest settings, nothing held out: {out / 'best.toml'}")
+            click.echo(f"\nbest settings, nothing held out: {best}")
     return print_failed(failed)
 
 

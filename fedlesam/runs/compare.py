@@ -1,6 +1,8 @@
 """Several methods on the same clients, batches and first model."""
 
 import dataclasses
+import hashlib
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +13,7 @@ from fedlesam.probes.catalogue import attach, fitting
 from fedlesam.runs import config as configs
 from fedlesam.runs.build import build, load_data
 from fedlesam.runs.config import RunConfig
+from fedlesam.runs.folder import RunFolder
 from fedlesam.runs.read import Run, read_run
 from fedlesam.runs.runner import execute
 
@@ -35,6 +38,27 @@ def plan(base: RunConfig, methods: list[str], seeds: int) -> list[RunConfig]:
     return plans
 
 
+def prepare(base: RunConfig, methods: list[str], seeds: int, out: Path | None = None) -> tuple[list[RunConfig], Path]:
+    """The runs of a comparison and its folder; threads that were not given stay what an earlier call began with.
+
+    Args:
+        base: Settings of all runs, not resolved.
+        methods: Names of methods.
+        seeds: Runs per method, from the seed of `base` on.
+        out: The folder; None names it after the settings.
+    """
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ValueError("under torchrun use `fedlesam run`, one method at a time; `compare` takes --workers instead")
+    plans = plan(base, methods, seeds)
+    name = hashlib.sha256("".join(configs.identity(plan) for plan in plans).encode()).hexdigest()[:8]
+    out = out or Path("runs") / f"compare-{file_name(base.data)}-{name}"
+    began = next((folder for p in plans if (folder := RunFolder(folder_of(out, p))).config.exists()), None)
+    if base.threads is None and began is not None:
+        threads = began.read_config().threads
+        plans = [dataclasses.replace(plan, threads=threads) for plan in plans]
+    return plans, out
+
+
 def folder_of(out: Path, config: RunConfig) -> Path:
     return out / f"{file_name(config.algorithm)}-seed{config.seed}"
 
@@ -47,8 +71,6 @@ def compare(
     watch: Callable[[RunConfig], Callable[[Record], None] | None] = lambda _: None,
 ) -> list[Run]:
     """Do the runs that are not done yet, one after the other, and read them all."""
-    from fedlesam.runs.folder import RunFolder
-
     open_runs = [config for config in plans if RunFolder(folder_of(out, config)).needs_run(config, overwrite)]
     data = load_data(plans[0]) if open_runs else None
     for config in {config.algorithm: config for config in open_runs}.values():

@@ -1,6 +1,7 @@
 """One run from its settings to its folder."""
 
 import contextlib
+import dataclasses
 import logging
 import platform
 import time
@@ -17,7 +18,7 @@ from fedlesam.engines.distributed import shutdown_workers
 from fedlesam.engines.signals import handle_signals
 from fedlesam.engines.watch import check_lost_after
 from fedlesam.engines.world import WorkerLost, World
-from fedlesam.federation import DROPOUT, Federation, Record
+from fedlesam.federation import DROPOUT, Federation, Record, count_active
 from fedlesam.probes import during
 from fedlesam.probes.base import Probe
 from fedlesam.probes.catalogue import attach
@@ -27,7 +28,7 @@ from fedlesam.runs.build import Experiment, build
 from fedlesam.runs.checkpoint import Checkpoints
 from fedlesam.runs.config import RunConfig
 from fedlesam.runs.evaluated import accuracies, accuracy_of, evaluated_on, named, plain
-from fedlesam.runs.folder import RunFolder, State
+from fedlesam.runs.folder import RunFolder, State, default_folder
 from fedlesam.runs.journal import Journal
 from fedlesam.runs.lock import locked
 from fedlesam.runs.overview import size_of
@@ -42,6 +43,36 @@ log = logging.getLogger("fedlesam")
 
 class NoAnswers(ArithmeticError):
     """Not one client was ever part of a round."""
+
+
+def settle(config: RunConfig, folder: Path | None = None) -> tuple[RunConfig, Path]:
+    """Resolve the settings and name the folder; threads that were not given stay what the folder's run began with.
+
+    Args:
+        config: Settings, not resolved.
+        folder: Where the run goes; None names it after the settings.
+    """
+    given = config.threads
+    config = configs.resolve(config)
+    folder = folder or default_folder(config)
+    if given is None and RunFolder(folder).config.exists():
+        config = dataclasses.replace(config, threads=RunFolder(folder).read_config().threads)
+    return config, folder
+
+
+def notes(config: RunConfig, world: World | None = None) -> list[str]:
+    """What a user should know before several workers start.
+
+    Args:
+        config: Resolved settings.
+        world: The processes that torchrun started, if it did.
+    """
+    workers, found = world.size if world is not None else config.workers, []
+    if workers > 1:
+        found.append(f"{workers} workers, {config.threads} thread{'s' if config.threads != 1 else ''} each")
+    if config.clients is not None and workers > (active := count_active(config.active, config.clients)):
+        found.append(f"only {active} clients are active a round: workers are idle")
+    return found
 
 
 def execute(

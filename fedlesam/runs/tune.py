@@ -1,11 +1,16 @@
 """Hyper-parameters chosen on training data that is held out: the test data is never looked at."""
 
 import dataclasses
+import hashlib
 import itertools
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from fedlesam.core import disk
+from fedlesam.core.names import file_name
 from fedlesam.runs import config as configs
 from fedlesam.runs.config import OPTIONS, RunConfig, Value, whole
 from fedlesam.runs.read import read_run
@@ -86,6 +91,37 @@ def budget(base: RunConfig, trials: int, seeds: int) -> str:
         f"{runs * config.rounds:,} rounds; "
         f"judged on {_part(config.held_out)} of the training data, held out"
     )
+
+
+def default_folder(base: RunConfig, space: Sequence[str], trials: int | None, seeds: int) -> Path:
+    """Made from the search, so that repeating a command finds its folder again.
+
+    Args:
+        base: Settings of all runs.
+        space: What is searched, as typed.
+        trials: How many are drawn; None for a grid.
+        seeds: Runs per trial.
+    """
+    sign = json.dumps([configs.as_table(prepared(base)), sorted(space), trials, seeds], sort_keys=True)
+    return Path("runs") / file_name(
+        f"tune-{base.algorithm}-{base.data}-{hashlib.sha256(sign.encode()).hexdigest()[:8]}"
+    )
+
+
+def write_best(base: RunConfig, found: Sequence[Trial], out: Path) -> Path | None:
+    """Write the settings of the best trial, with nothing held out; None where all trials failed.
+
+    Args:
+        base: Settings of all runs.
+        found: The trials, the best first.
+        out: The folder of the search.
+    """
+    best = next((trial for trial in found if trial.score is not None), None)
+    if best is None:
+        return None
+    chosen = dataclasses.replace(configs.resolve(configs.update(base, best.values)), held_out=None)
+    disk.write_text(out / "best.toml", configs.write(chosen))
+    return out / "best.toml"
 
 
 def _part(held_out: int | float | None) -> str:
