@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from worlds import SCHEDULE, answer_of, assert_same_bits, federation, play, samples, training
 
 from fedlesam import NotFinite
+from fedlesam.core.exact_sum import CHUNK, MOST, RANGE, ExactSum
 from fedlesam.core.messages import ClientResult, Memory
-from fedlesam.core.reduction import CHUNK, MOST, RANGE, ExactSum, Reduction
+from fedlesam.core.reduction import Reduction
 from fedlesam.core.slots import LocalResult, RoundResult
 from fedlesam.rules import Adam, Average, ClientMomentum, ControlVariates, Dynamic, DynamicRegulariser
 

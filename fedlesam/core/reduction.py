@@ -5,7 +5,7 @@ in fixed point. Small values (losses, BatchNorm statistics) are kept per client 
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,67 +13,10 @@ from torch import Tensor
 
 from fedlesam.core.buffers import same_entries
 from fedlesam.core.checks import NotFinite
+from fedlesam.core.exact_sum import MOST, RANGE, ExactSum
 from fedlesam.core.messages import ClientResult
 from fedlesam.core.slots import State
 from fedlesam.core.state import flatten, unflatten
-
-SCALE = 2.0**40
-"""Steps per unit: a resolution of 9e-13."""
-
-RANGE = 2.0**22
-"""The largest sum, 4e6, a bit below what 64-bit integers hold at this scale."""
-
-LOW = 31
-"""Bits of the lower half of a sum by examples; the upper half has as many."""
-
-MOST = 1 << LOW
-"""Examples that can be weighted in a round: neither half can wrap."""
-
-CHUNK = 1 << 17
-"""Entries converted at a time: they stay in the cache, and no second vector of the model's size is made."""
-
-
-class ExactSum:
-    """The sum of weight * x over vectors x, in 64-bit fixed point.
-
-    Args:
-        like: a vector of the same size and device.
-        wide: use two integers per entry, for weights by examples. One is enough for a plain mean; with weights it would
-            lose range, and a scale that depends on the active clients would give other bits when one of them fails.
-    """
-
-    def __init__(self, like: Tensor, wide: bool = False) -> None:
-        self.wide = wide
-        self.total = torch.zeros(2 * like.numel() if wide else like.shape, dtype=torch.int64, device=like.device)
-
-    def add(self, x: Tensor, weight: int) -> None:
-        """Add weight * x.
-
-        Args:
-            x: a vector.
-            weight: an integer.
-        """
-        halves = self.total.chunk(2) if self.wide else (self.total,)
-        for *into, part in zip(*(torch.split(half, CHUNK) for half in halves), torch.split(x, CHUNK), strict=True):
-            fixed = torch.mul(part.double(), SCALE).round_().to(torch.int64)
-            if self.wide:
-                into[1].add_(fixed & (MOST - 1), alpha=weight)
-                fixed >>= LOW
-            into[0].add_(fixed, alpha=weight)
-
-    def mean(self, weight: int, dtype: torch.dtype) -> Tensor:
-        """The sum divided by a weight.
-
-        Args:
-            weight: the sum of all weights.
-            dtype: of the result.
-        """
-        if self.wide:
-            high, low = self.total.chunk(2)
-            total = high.double().mul_(MOST).add_(low)
-        else:
-            total = self.total.double()
-        return total.div_(SCALE * weight).to(dtype)
 
 
 @dataclass(frozen=True)
@@ -128,17 +71,34 @@ class Reduction:
         Raises:
             NotFinite: it is not finite or too large; nothing was added.
         """
-        d, weight = answer.result.update, answer.examples if self.by_examples else 1
-        vectors = flatten(update=d, perturbation=answer.perturbation, correction=answer.correction)
-        norm = float(torch.linalg.vector_norm(d, dtype=torch.float64))
-        wrong = self._refusal(vectors, answer.buffers, norm)
-        if wrong:
-            raise NotFinite(wrong, self.round, answer.client)
-        for name, vector in vectors.items():
-            self.sums[name] = self.sum_of(name, vector)
-            self.sums[name].add(vector, weight)
-        self.summaries[answer.client] = ResultSummary(weight, answer.loss, answer.result.steps, norm**2, answer.buffers)
-        self.lr = answer.result.lr
+        [refused] = self.add_many([answer])
+        if refused is not None:
+            raise refused
+
+    def add_many(self, answers: Sequence[ClientResult]) -> list[NotFinite | None]:
+        """Add several clients' results, as one by one; for each the error if it is refused.
+
+        Args:
+            answers: the results; their vectors have the same names.
+        """
+        named = [flatten(update=a.result.update, perturbation=a.perturbation, correction=a.correction) for a in answers]
+        wrong = self._refusals(answers, named)
+        good = [i for i, why in enumerate(wrong) if not why]
+        weights = [answers[i].examples if self.by_examples else 1 for i in good]
+        squares: list[float] = []
+        for name in named[0] if good else ():
+            total = self.sums[name] = self.sum_of(name, named[0][name])
+            if len(good) == 1:
+                found = total.add(named[good[0]][name], weights[0])[None]
+            else:
+                found = total.add_rows(torch.stack([named[i][name] for i in good]), weights)
+            squares = found.tolist() if name == "update" else squares
+        for i, weight, square in zip(good, weights, squares, strict=True):
+            answer = answers[i]
+            summary = ResultSummary(weight, answer.loss, answer.result.steps, square, answer.buffers)
+            self.summaries[answer.client] = summary
+            self.lr = answer.result.lr
+        return [NotFinite(why, self.round, a.client) if why else None for why, a in zip(wrong, answers, strict=True)]
 
     def sum_of(self, name: str, like: Tensor) -> ExactSum:
         """The sum so far, or a new one.
@@ -149,24 +109,33 @@ class Reduction:
         """
         return self.sums.get(name) or ExactSum(like, wide=self.by_examples)
 
-    def _refusal(self, vectors: Mapping[str, Tensor], buffers: Mapping[str, Tensor], norm: float) -> str:
+    def _refusals(self, answers: Sequence[ClientResult], named: Sequence[Mapping[str, Tensor]]) -> list[str]:
+        """Why each result cannot be added; empty where it can. The device is read once for all of them."""
         if self.by_examples and self.asked > MOST:
-            return f"the clients asked have {self.asked} examples, at most {MOST} can be weighted"
-        for name, vector in vectors.items():
-            low, high = vector.aminmax()
-            peak = max(-float(low), float(high))
+            return [f"the clients asked have {self.asked} examples, at most {MOST} can be weighted"] * len(answers)
+        ends = [torch.stack(vector.aminmax()) for vectors in named for vector in vectors.values()]
+        peaks = iter(torch.stack(ends).abs().amax(1).tolist())
+        return [
+            self._refusal(answer, {name: next(peaks) for name in own})
+            for answer, own in zip(answers, named, strict=True)
+        ]
+
+    def _refusal(self, answer: ClientResult, peaks: Mapping[str, float]) -> str:
+        for name, peak in peaks.items():
             if not math.isfinite(peak):
                 return f"{name} is not finite"
             if peak >= self.largest:
                 return f"{name} has an entry of {peak:.3g}, too large to be averaged (from {self.largest:.3g})"
-        for name, buffer in buffers.items():
+        for name, buffer in answer.buffers.items():
             wrong = ~buffer.isfinite()
             if bool(wrong.any()) and name in self.received:
                 wrong &= ~same_entries(buffer, self.received[name])
             if bool(wrong.any()):
                 return f"the buffer {name} is not finite"
-        if self.max_norm is not None and norm > self.max_norm:
-            return f"the update has norm {norm:.3g}, above {self.max_norm:g}"
+        if self.max_norm is not None:
+            norm = float(torch.linalg.vector_norm(answer.result.update, dtype=torch.float64))
+            if norm > self.max_norm:
+                return f"the update has norm {norm:.3g}, above {self.max_norm:g}"
         return ""
 
     @property
@@ -231,6 +200,5 @@ class Reduction:
         """
         if not self.summaries:
             return math.nan
-        d, moved = self.mean_update(torch.float64), moved.double()
         squares = sum(summary.weight * summary.square for summary in self.ordered) / self.weight
-        return max(0.0, squares - float(2 * d @ moved - moved @ moved))
+        return max(0.0, squares - self.sums["update"].pull(self.weight, moved))

@@ -7,7 +7,6 @@ from pathlib import Path
 from fedlesam.algorithms import Algorithm
 from fedlesam.core import disk
 from fedlesam.core.batches import Batches, ClientData, size_of
-from fedlesam.core.checks import NotFinite
 from fedlesam.core.client import drain, local_update
 from fedlesam.core.computing import compute_context
 from fedlesam.core.evaluation import BatchScore, Evaluation, combine, score_batches
@@ -96,13 +95,12 @@ class SerialEngine:
             into: the sums.
             before_step: called before every local step; it may raise.
         """
-        for result in self.results(broadcast, share, before_step):
-            try:
-                into.add(result)
-            except NotFinite as error:
-                self._drop_client(result.client, error)
-            else:
-                yield result
+        for group in self.results(broadcast, share, before_step):
+            for result, refused in zip(group, into.add_many(group), strict=True):
+                if refused is not None:
+                    self._drop_client(result.client, refused)
+                else:
+                    yield result
 
     def reduction(self, broadcast: Broadcast, active: Sequence[int]) -> Reduction:
         """An empty reduction for a round.
@@ -122,8 +120,8 @@ class SerialEngine:
 
     def results(
         self, broadcast: Broadcast, share: Sequence[int], before_step: Callable[[], None]
-    ) -> Iterator[ClientResult]:
-        """The results of the clients that do not fail, in any order.
+    ) -> Iterator[list[ClientResult]]:
+        """The results of the clients that do not fail, in any order, in groups that are added up at once.
 
         Args:
             broadcast: what the server sends to each of them.
@@ -141,7 +139,7 @@ class SerialEngine:
                 error.add_note(f"while training client {client} in round {broadcast.round}")
                 self._drop_client(client, error)
             else:
-                yield result
+                yield [result]
 
     def _drop_client(self, client: int, error: Exception) -> None:
         if not (self.drop and is_client_error(error)):

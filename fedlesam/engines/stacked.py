@@ -52,7 +52,7 @@ class StackedEngine(SerialEngine):
 
     def results(
         self, broadcast: Broadcast, share: Sequence[int], before_step: Callable[[], None]
-    ) -> Iterator[ClientResult]:
+    ) -> Iterator[list[ClientResult]]:
         alike: dict[tuple[int, int], list[int]] = defaultdict(list)
         for client in share:
             epochs = self.local.epochs_of(self.seed, broadcast.round, client)
@@ -73,7 +73,7 @@ class StackedEngine(SerialEngine):
                         raise
                     yield from super().results(broadcast, group, before_step)  # one by one: who fails, and who does not
                 else:
-                    yield from results
+                    yield results
 
     def together(
         self, broadcast: Broadcast, group: list[int], size: int, epochs: int, before_step: Callable[[], None]

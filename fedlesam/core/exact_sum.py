@@ -1,0 +1,113 @@
+"""A sum of vectors that has the same bits in any order: in 64-bit fixed point, since integers add exactly."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+SCALE = 2.0**40
+"""Steps per unit: a resolution of 9e-13."""
+
+RANGE = 2.0**22
+"""The largest sum, 4e6, a bit below what 64-bit integers hold at this scale."""
+
+LOW = 31
+"""Bits of the lower half of a sum by examples; the upper half has as many."""
+
+MOST = 1 << LOW
+"""Examples that can be weighted in a round: neither half can wrap."""
+
+CHUNK = 1 << 16
+"""Entries converted at a time: they stay in the cache, and no second vector of the model's size is made."""
+
+
+class ExactSum:
+    """The sum of weight * x over vectors x.
+
+    Args:
+        like: a vector of the same size and device.
+        wide: use two integers per entry, for weights by examples. One is enough for a plain mean; with weights it would
+            lose range, and a scale that depends on the active clients would give other bits when one of them fails.
+    """
+
+    def __init__(self, like: Tensor, wide: bool = False) -> None:
+        self.wide = wide
+        self.total = torch.zeros(2 * like.numel() if wide else like.shape, dtype=torch.int64, device=like.device)
+
+    def _halves(self) -> tuple[Tensor, ...]:
+        return self.total.chunk(2) if self.wide else (self.total,)
+
+    def add(self, x: Tensor, weight: int) -> Tensor:
+        """Add weight * x, which must be finite and in range; norm(x)^2 in double precision comes out of the same pass.
+
+        Args:
+            x: a vector.
+            weight: an integer.
+        """
+        square = torch.zeros((), dtype=torch.float64, device=x.device)
+        halves = (torch.split(half, CHUNK) for half in self._halves())
+        for *into, part in zip(*halves, torch.split(x, CHUNK), strict=True):
+            precise = part.double()
+            square += torch.dot(precise, precise)
+            fixed = precise.mul_(SCALE).round_().to(torch.int64)
+            if self.wide:
+                into[1].add_(fixed & (MOST - 1), alpha=weight)
+                fixed >>= LOW
+            into[0].add_(fixed, alpha=weight)
+        return square
+
+    def add_rows(self, rows: Tensor, weights: Sequence[int]) -> Tensor:
+        """Add several vectors at once, as `add` would one by one; their squared norms.
+
+        Args:
+            rows: a vector each.
+            weights: an integer each.
+        """
+        squares = torch.zeros(len(rows), dtype=torch.float64, device=rows.device)
+        factors = torch.tensor(weights, device=rows.device)[:, None]
+        width = max(1, CHUNK // len(rows))
+        for *into, part in zip(
+            *(torch.split(half, width) for half in self._halves()), torch.split(rows, width, dim=1), strict=True
+        ):
+            precise = part.double()
+            squares += (precise * precise).sum(1)
+            fixed = precise.mul_(SCALE).round_().to(torch.int64)
+            if self.wide:
+                into[1].add_(((fixed & (MOST - 1)) * factors).sum(0))
+                into[0].add_(((fixed >> LOW) * factors).sum(0))
+            else:
+                into[0].add_((fixed * factors).sum(0))
+        return squares
+
+    def mean(self, weight: int, dtype: torch.dtype) -> Tensor:
+        """The sum divided by a weight.
+
+        Args:
+            weight: the sum of all weights.
+            dtype: of the result.
+        """
+        halves = self._halves()
+        out = torch.empty(halves[0].shape, dtype=dtype, device=self.total.device)
+        for into, *parts in zip(torch.split(out, CHUNK), *(torch.split(half, CHUNK) for half in halves), strict=True):
+            into.copy_(_as_float(parts).div_(SCALE * weight))
+        return out
+
+    def pull(self, weight: int, moved: Tensor) -> float:
+        """2 (mean . moved) - moved . moved, in double precision.
+
+        Args:
+            weight: the sum of all weights.
+            moved: a vector.
+        """
+        total = torch.zeros((), dtype=torch.float64, device=moved.device)
+        halves = (torch.split(half, CHUNK) for half in self._halves())
+        for part, *parts in zip(torch.split(moved, CHUNK), *halves, strict=True):
+            precise = part.double()
+            mean = _as_float(parts).div_(SCALE * weight)
+            total += torch.dot(mean.mul_(2).sub_(precise), precise)
+        return float(total)
+
+
+def _as_float(parts: Sequence[Tensor]) -> Tensor:
+    """The integers of a sum as floating-point numbers, still scaled."""
+    return parts[0].double().mul_(MOST).add_(parts[1]) if len(parts) == 2 else parts[0].double()
