@@ -99,7 +99,7 @@ class Manifest:
 class Checkpoints:
     """The checkpoints of one federation in a folder, `keep` of them at a time.
 
-    The `journals` are cut back to a checkpoint when it is loaded. `about` is what else must be the same to resume.
+    The `journals` are cut back to a checkpoint when it is loaded. `metadata` is what else must be the same to resume.
     """
 
     def __init__(
@@ -107,10 +107,10 @@ class Checkpoints:
         folder: Path,
         keep: int = 2,
         journals: Mapping[str, Journal] | None = None,
-        about: Mapping[str, str] | None = None,
+        metadata: Mapping[str, str] | None = None,
     ) -> None:
         self.folder, self.keep = folder, keep
-        self.journals, self.about = dict(journals or {}), dict(about or {})
+        self.journals, self.metadata = dict(journals or {}), dict(metadata or {})
         self.chain: list[Manifest] = []
         """Those there are, the newest last."""
         self.records: dict[str, list[dict[str, Any]]] = {}
@@ -142,7 +142,7 @@ class Checkpoints:
             names += [anchor_file(round) for round in set(saved.rounds.values())]
             save(self._state(state.round), tensors)
             manifest = Manifest(
-                run=describe(federation) | self.about,
+                run=describe(federation) | self.metadata,
                 round=state.round,
                 state=disk.digest_of(self._state(state.round)),
                 journals={name: journal.seal() for name, journal in self.journals.items()},
@@ -234,7 +234,7 @@ class Checkpoints:
         return found
 
     def _check_run(self, federation: Federation, manifest: Manifest, path: Path) -> None:
-        ours = describe(federation) | self.about
+        ours = describe(federation) | self.metadata
         changed = [
             f"{name}: {ours.get(name, 'unset')} here, {manifest.run.get(name, 'unset')} there"
             for name in dict.fromkeys([*ours, *manifest.run])

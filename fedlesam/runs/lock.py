@@ -42,10 +42,10 @@ def locked(folder: Path) -> Iterator[Callable[[int], None]]:
         _take(handle, folder)
 
         def tell(round: int) -> None:
-            about = {"pid": os.getpid(), "host": platform.node(), "since": time.time(), "round": round}
+            metadata = {"pid": os.getpid(), "host": platform.node(), "since": time.time(), "round": round}
             with contextlib.suppress(OSError):  # only a courtesy
                 os.ftruncate(handle, 0)
-                os.pwrite(handle, json.dumps(about).encode(), 0)
+                os.pwrite(handle, json.dumps(metadata).encode(), 0)
 
         tell(0)
         yield tell
@@ -63,7 +63,7 @@ def holder(folder: Path) -> dict[str, Any] | None:
     try:
         fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
-        return _about(handle)
+        return _read_holder(handle)
     except OSError:
         return None
     finally:
@@ -86,14 +86,14 @@ def _take(handle: int, folder: Path) -> None:
                 "%s: this file system has no locks; make sure that no second process uses the folder", folder
             )
             return
-    who = _about(handle)
+    who = _read_holder(handle)
     place = f" by process {who['pid']} on {who['host']}" if "pid" in who and "host" in who else ""
     raise ValueError(f"{folder}: is in use{place}; wait for it, stop it, or choose another --out")
 
 
-def _about(handle: int) -> dict[str, Any]:
+def _read_holder(handle: int) -> dict[str, Any]:
     try:
-        about = json.loads(os.pread(handle, 4096, 0))
+        metadata = json.loads(os.pread(handle, 4096, 0))
     except (OSError, ValueError, RecursionError):
         return {}
-    return about if isinstance(about, dict) else {}
+    return metadata if isinstance(metadata, dict) else {}

@@ -77,9 +77,9 @@ def size_of(folder: Path) -> int:
     sizes = {}
     for path in folder.rglob("*"):
         try:
-            about = path.stat()
+            found = path.stat()
         except OSError:
             continue
         if path.is_file():
-            sizes[about.st_ino] = about.st_size
+            sizes[found.st_ino] = found.st_size
     return sum(sizes.values())

@@ -81,8 +81,8 @@ def _at_checkpoint(folder: RunFolder, experiment: Experiment, *, memories: bool)
     """The checkpoints of which the newest was taken up."""
     if folder.is_finished():
         return None
-    about = {"settings": configs.fingerprint(folder.read_config()), "split": experiment.split.hash}
-    checkpoints = Checkpoints(folder.checkpoints, about=about)
+    metadata = {"settings": configs.fingerprint(folder.read_config()), "split": experiment.split.hash}
+    checkpoints = Checkpoints(folder.checkpoints, metadata=metadata)
     return checkpoints if checkpoints.read_newest(experiment.federation, memories) else None
 
 

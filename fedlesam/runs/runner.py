@@ -114,7 +114,7 @@ def execute(
             costs.check_fits(costs.predict(config, experiment.federation), config, path, size_of(folder.checkpoints))
             if world is not None:
                 world.broadcast({"command": "ready?"})
-                wrong = [about for about, _ in world.gather(None) if about]
+                wrong = [message for message, _ in world.gather(None) if message]
                 if wrong:
                     raise ValueError(wrong[0])
             if tell is None:
@@ -145,8 +145,8 @@ def _begin(folder: RunFolder, config: RunConfig, experiment: Experiment) -> tupl
         part.unlink(missing_ok=True)
     folder.write_config(config)
     journal = Journal(folder.metrics)
-    about = {"settings": configs.fingerprint(config), "split": experiment.split.hash}
-    checkpoints = Checkpoints(folder.checkpoints, config.keep, {folder.metrics.name: journal}, about)
+    metadata = {"settings": configs.fingerprint(config), "split": experiment.split.hash}
+    checkpoints = Checkpoints(folder.checkpoints, config.keep, {folder.metrics.name: journal}, metadata)
     seen = folder.metrics.read_bytes().count(b"\n") if folder.metrics.exists() else 0
     done = checkpoints.load(experiment.federation)
     folder.write_split(experiment.split, experiment.data)
