@@ -60,7 +60,7 @@ def read(path: Path) -> list[Reading]:
 
 
 def _reading(entry: dict[str, Any]) -> Reading:
-    values = {name: float(value) for name, value in entry["values"].items() if isinstance(value, int | float)}
+    values = {name: value for name, value in entry["values"].items() if isinstance(value, int | float)}
     metadata = dict(entry.get("metadata") or entry.get(OLD_KEY) or {})
     seconds, missing = float(entry.get("seconds") or 0), str(entry.get("missing") or "")
     return Reading(int(entry["round"]), str(entry["probe"]), values, metadata, seconds, missing)

@@ -229,6 +229,14 @@ def test_older_files_are_read(tmp_path: Path) -> None:
     assert "about" not in path.read_text()
 
 
+def test_a_line_stays_as_it_was_when_another_is_added(tmp_path: Path) -> None:
+    path = tmp_path / "probes.jsonl"
+    readings.put(path, Reading(0, "drift", {"drift": 0.5, "counted": 12}, {"samples": 9, "full": True}, 0.25))
+    before = path.read_text()
+    readings.put(path, Reading(1, "drift", {"counted": 3}, {"samples": 9}, 0.5, "something"))
+    assert path.read_text().startswith(before)
+
+
 def test_parsing() -> None:
     one, other = parse("sharpness:radius=0.05,steps=3,trained=no drift")
     assert (one.radius, one.steps, one.trained, one.every) == (0.05, 3, False, 10)  # type: ignore[attr-defined]

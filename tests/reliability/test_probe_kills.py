@@ -92,7 +92,7 @@ def test_a_reading_made_by_hand_in_between_replaces_none(references: References,
     case = Case(tmp_path, probed())
     expected = expected_lines(references, case.config)
     assert case.attempt(Plan("committed 2")).killed
-    by_hand = {"round": 2, "probe": "sharpness", "values": {"ascent": 1.0}, "about": {"radius": 9.0}, "seconds": 0}
+    by_hand = {"round": 2, "probe": "sharpness", "values": {"ascent": 1.0}, "metadata": {"radius": 9.0}, "seconds": 0}
     with RunFolder(case.run).probes.open("a", encoding="utf-8") as file:
         file.write(json.dumps(by_hand) + "\n")
     assert case.attempt().code == 0, case.error
