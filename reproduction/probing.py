@@ -4,15 +4,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedlesam.report.measured import draw
+from fedlesam.runs.folder import RunFolder
 from fedlesam.runs.measure import measure
-from fedlesam.runs.read import read_run
 
 
 def readings(run: Path, probe: str, value: str) -> list[tuple[int, float]]:
     """(round, value) from RUN/probes.jsonl; empty where it was not measured."""
     return [
         (one.round, one.values[value])
-        for one in read_run(run).measurements
+        for one in RunFolder(run).read_readings()
         if one.probe == probe and value in one.values
     ]
 
