@@ -49,7 +49,7 @@ class ExactSum:
         for *into, part in zip(*halves, torch.split(x, CHUNK), strict=True):
             precise = part.double()
             square += torch.dot(precise, precise)
-            fixed = precise.mul_(SCALE).round_().to(torch.int64)
+            fixed = torch.mul(precise, SCALE).round_().to(torch.int64)
             if self.wide:
                 into[1].add_(fixed & (MOST - 1), alpha=weight)
                 fixed >>= LOW
@@ -71,7 +71,7 @@ class ExactSum:
         ):
             precise = part.double()
             squares += (precise * precise).sum(1)
-            fixed = precise.mul_(SCALE).round_().to(torch.int64)
+            fixed = torch.mul(precise, SCALE).round_().to(torch.int64)
             if self.wide:
                 into[1].add_(((fixed & (MOST - 1)) * factors).sum(0))
                 into[0].add_(((fixed >> LOW) * factors).sum(0))
