@@ -17,7 +17,7 @@ from fedlesam.runs.checkpoint import Checkpoints, Manifest
 from fedlesam.runs.config import RunConfig
 from fedlesam.runs.folder import RunFolder
 
-HERE = Path(__file__).parent
+ROOT = Path(__file__).parents[2]
 CODES = {"SIGINT": 130, "SIGTERM": 143}
 
 
@@ -36,7 +36,7 @@ class Started(Command):
                 pass_fds=[writing],
                 env={
                     **os.environ,
-                    "PYTHONPATH": os.pathsep.join((str(HERE.parents[1]), str(HERE))),
+                    "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "tests" / "helpers"))),
                     "OMP_NUM_THREADS": "1",
                     **environment,
                 },
@@ -164,7 +164,7 @@ federation.round()
 print("done")
 """
     (tmp_path / "script.py").write_text(script)
-    code, out, err = Started(tmp_path, ["script"], PYTHONPATH=f"{HERE.parents[1]}{os.pathsep}{tmp_path}").wait()
+    code, out, err = Started(tmp_path, ["script"], PYTHONPATH=f"{ROOT}{os.pathsep}{tmp_path}").wait()
     assert (code, out) == (0, "done\n"), err
 
 

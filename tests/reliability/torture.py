@@ -21,11 +21,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from harness import Case, Loss, Plan, References, fork, result, small
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from fedlesam.core import disk
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "helpers"))
+from harness import Case, Loss, Plan, References, fork, result, small
 
 METHODS = ("fedlesam-s", "fedsmoo", "fedadam")
 MEMORY = (4 * 10**9, 0, 8_000)

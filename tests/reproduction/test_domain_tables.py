@@ -3,11 +3,11 @@
 import csv
 import dataclasses
 import re
-import sys
 from pathlib import Path
 from statistics import fmean
 
 import pytest
+from domain_files import write_known
 
 from fedlesam.runs.config import RunConfig
 from fedlesam.runs.read import Run
@@ -22,9 +22,6 @@ from reproduction.result_table import Block
 from reproduction.results import Results
 from reproduction.scales import DOMAIN_CHOICES, SCALES, Scale, on_scale, settle
 from reproduction.writing import markdown
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "data"))
-from domain_files import write_known
 
 CPU, FULL = SCALES["cpu"], SCALES["full"]
 SMALL = {"model": "cnn:width=4", "rounds": 2, "epochs": 1, "lr": 0.05, "batch_size": 8}

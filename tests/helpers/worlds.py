@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import Dataset
 
 from fedlesam.algorithms import Algorithm
 from fedlesam.core import seeds
@@ -62,6 +63,19 @@ def samples(
         y[: size // 2] = i % classes
         clients.append((x.to(dtype), y))
     return clients
+
+
+class Listed(Dataset[tuple[Tensor, Tensor]]):
+    """A map-style Dataset that makes its samples one by one."""
+
+    def __init__(self, x: Tensor, y: Tensor) -> None:
+        self.x, self.y = x, y
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, i: int) -> tuple[Tensor, Tensor]:
+        return self.x[i], self.y[i]
 
 
 def training(**settings: Any) -> LocalTraining:

@@ -1,28 +1,18 @@
 """The whole catalogue against the independent oracle."""
 
 import functools
-from collections.abc import Mapping
 from typing import Any
 
 import pytest
 import torch
+from agreement import SETTINGS, assert_agree, hyper_of
 from oracle import Oracle
-from torch import Tensor
 from worlds import SCHEDULE, epochs, federation, mlp, play, samples, states, training
 
 from fedlesam import algorithms
 from fedlesam.algorithms import CATALOGUE
 
 SCOPES = ("loss", "corrected")
-SETTINGS: dict[str, Any] = {"lr": 0.2, "lr_decay": 0.9, "batch_size": 4, "weight_decay": 0.05, "clip": 0.6}
-HYPER = {"rho": 0.15, "alpha": 0.3, "lam": 0.2, "prox": 0.12}
-
-
-def hyper_of(method: str) -> dict[str, float]:
-    """Values that differ from the defaults, for what the method takes."""
-    takes = algorithms.hyperparameters(method)
-    chosen = {key: value for key, value in HYPER.items() if key in takes}
-    return chosen | {"lr_g": 0.05 if method == "fedadam" else 1.0}
 
 
 @functools.cache
@@ -33,14 +23,6 @@ def truth(method: str, scope: str, draws: torch.dtype = torch.float64) -> Oracle
     for active in SCHEDULE:
         oracle.round(active)
     return oracle
-
-
-def assert_agree(ours: Mapping[str, Tensor], oracle: Mapping[str, Tensor], tolerance: float) -> None:
-    assert ours.keys() == oracle.keys()
-    for name in oracle:
-        torch.testing.assert_close(
-            ours[name].double(), oracle[name].double(), atol=tolerance, rtol=0, msg=lambda m, name=name: f"{name}: {m}"
-        )
 
 
 @pytest.mark.parametrize("scope", SCOPES)

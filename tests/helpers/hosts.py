@@ -14,7 +14,7 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 SMALL = {"clients": 6, "active": 4, "rounds": 3, "epochs": 1, "batch_size": 50, "model": "mlp:hidden=4"}
 FLAGS = [part for name, value in SMALL.items() for part in (f"--{name.replace('_', '-')}", str(value))]
 RUN = ["-m", "fedlesam", "run", "--algorithm", "fedlesam-s", "--threads", "1", *FLAGS]
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1]), "OMP_NUM_THREADS": "1"}
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"}
 
 
 def communicate(*processes: subprocess.Popen[str]) -> list[tuple[str, str]]:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
-from worlds import federation, samples, training
+from worlds import Listed, federation, samples, training
 
 from fedlesam.core.batches import Batches, batch_indices, steps_per_epoch
 
@@ -101,19 +101,6 @@ def test_augment_gets_a_whole_batch_and_a_generator() -> None:
     plain = federation("fedsam", local=training(epochs=2, batch_size=4))
     plain.round([0])
     assert not torch.allclose(one.weights, plain.weights)
-
-
-class Listed(Dataset[tuple[Tensor, Tensor]]):
-    """A map-style Dataset that makes its samples one by one."""
-
-    def __init__(self, x: Tensor, y: Tensor) -> None:
-        self.x, self.y = x, y
-
-    def __len__(self) -> int:
-        return len(self.x)
-
-    def __getitem__(self, i: int) -> tuple[Tensor, Tensor]:
-        return self.x[i], self.y[i]
 
 
 @pytest.mark.parametrize("wrap", [TensorDataset, Listed])

@@ -5,8 +5,8 @@ from typing import Any
 import oracle
 import pytest
 import torch
+from agreement import SETTINGS, assert_agree, hyper_of
 from oracle import Oracle, Weights
-from test_oracle import SETTINGS, assert_agree, hyper_of
 from torch import Tensor, nn
 from torch.func import functional_call
 from worlds import SCHEDULE, epochs, federation, play, samples, states, steps_in, training

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_batches import Listed
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 from worlds import (
     SCHEDULE,
     SIZES,
+    Listed,
     assert_same_bits,
     epochs,
     federation,

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from domain_files import write_domains
 from safetensors.torch import load_model
 
 from fedlesam.cli import main
@@ -13,9 +14,6 @@ from fedlesam.models.catalogue import make_model
 from fedlesam.runs.build import build, load_data
 from fedlesam.runs.config import RunConfig, resolve
 from fedlesam.runs.runner import execute
-
-sys.path.insert(0, str(Path(__file__).parent / "data"))
-from domain_files import write_domains
 
 
 @pytest.fixture
