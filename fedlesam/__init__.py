@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from fedlesam.engines.settings import Execution as Execution
     from fedlesam.engines.settings import FailurePolicy as FailurePolicy
     from fedlesam.federation import Federation as Federation
+    from fedlesam.runs.read import load_run as load_run
 
 _HOMES = {
     "Algorithm": "fedlesam.core.slots",
@@ -26,23 +27,11 @@ _HOMES = {
     "LocalTraining": "fedlesam.core.local",
     "NotFinite": "fedlesam.core.checks",
     "Record": "fedlesam.core.record",
+    "load_run": "fedlesam.runs.read",
 }
 _MODULES = ("algorithms", "data", "models", "probes", "rules")
 
-__all__ = [
-    "Algorithm",
-    "Execution",
-    "FailurePolicy",
-    "Federation",
-    "LocalTraining",
-    "NotFinite",
-    "Record",
-    "algorithms",
-    "data",
-    "models",
-    "probes",
-    "rules",
-]
+__all__ = [*_HOMES, *_MODULES]
 
 
 def __getattr__(name: str) -> Any:

@@ -25,6 +25,15 @@ def test_every_name_is_documented(room: ModuleType) -> None:
         assert not missing, f"{room.__name__}.{name} does not document {', '.join(missing)}"
 
 
+def test_what_is_at_the_top() -> None:
+    assert {"Federation", "LocalTraining", "load_run", *(room.__name__.split(".")[-1] for room in ROOMS)} <= set(
+        dir(fl)
+    )
+    for name in fl.__all__:
+        assert inspect.getdoc(getattr(fl, name)), name
+    assert "path:" in (fl.load_run.__doc__ or "")
+
+
 def test_an_unknown_name() -> None:
     for room in ROOMS:
         with pytest.raises(AttributeError, match=f"{room.__name__}' has no attribute 'nothing'"):

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
-from fedlesam.core.checks import Range, check_params
+from fedlesam.core.checks import Range, check_params, check_range
 from fedlesam.core.choices import ClipScope, Engine, OnError, Precision, StoreKind, Weighting
 from fedlesam.core.names import one_line, unknown
 from fedlesam.data.catalogue import is_domains
@@ -22,18 +22,10 @@ from fedlesam.data.catalogue import is_domains
 Value = int | float | str | bool
 
 
-def whole(text: str) -> int:
-    return int(text)
-
-
 def number(text: str) -> float:
     value = float(text)
     if not math.isfinite(value):
         raise ValueError(f"expected a finite number, got {text!r}")
-    return value
-
-
-def text(value: str) -> str:
     return value
 
 
@@ -84,9 +76,9 @@ def seconds_of(interval: int | str) -> float | None:
 
 
 KINDS: dict[Callable[[str], Value], tuple[str, tuple[type, ...]]] = {
-    whole: ("a whole number", (int,)),
+    int: ("a whole number", (int,)),
     number: ("a number", (int, float)),
-    text: ("text", (str,)),
+    str: ("text", (str,)),
     switch: ("true or false", (bool,)),
     byte_size: ("a size such as 4GB or 500MB", (int,)),
     active_clients: ("a count such as 10, or a share such as 0.1 or 10%", (int, float, str)),
@@ -108,17 +100,11 @@ class Option:
 
 
 def option(
-    default: Value | None,
-    group: str,
-    kind: Callable[[str], Value],
-    help: str,
-    metavar: str = "",
-    at_least: int | None = None,
+    default: Value | None, group: str, kind: Callable[[str], Value], help: str, metavar: str = "", **bounds: float
 ) -> Any:
-    """A field of RunConfig with what flags, files and help need of it."""
-    known = {"option": Option(group, kind, help, metavar)}
-    bounds = {} if at_least is None else {"range": Range(at_least=at_least, whole=True)}
-    return field(default=default, metadata={**known, **bounds})
+    """A field of RunConfig with what flags, files and help need of it, and its range."""
+    ranged = {"range": Range(**bounds, whole=kind in (int, byte_size))} if bounds else {}
+    return field(default=default, metadata={"option": Option(group, kind, help, metavar), **ranged})
 
 
 WHAT, LOCAL, METHOD, RUN = "What to train", "Local training", "The method's hyper-parameters", "The run"
@@ -138,67 +124,86 @@ HYPER: dict[str, Option] = {
 class RunConfig:
     """The settings of one run. `resolve` settles what is None, from the data set, the method and the machine."""
 
-    algorithm: str = option("fedlesam", WHAT, text, "a method of `fedlesam list algorithms`, or module:callable")
-    data: str = option("digits", WHAT, text, "a data set of `fedlesam list data`, folder:PATH or module:callable")
-    data_dir: str | None = option(None, WHAT, text, "where the data set's files are", "DIR")
-    samples: int | None = option(None, WHAT, whole, "train on this many samples, always the same ones", "N")
+    algorithm: str = option("fedlesam", WHAT, str, "a method of `fedlesam list algorithms`, or module:callable")
+    data: str = option("digits", WHAT, str, "a data set of `fedlesam list data`, folder:PATH or module:callable")
+    data_dir: str | None = option(None, WHAT, str, "where the data set's files are", "DIR")
+    samples: int | None = option(None, WHAT, int, "train on this many samples, always the same ones", "N", at_least=1)
     held_out: int | float | None = option(
         None, WHAT, active_clients, "evaluate on training samples held out, not on the test data: 5000 or 10%", "PART"
     )
-    model: str = option("mlp", WHAT, text, "a network of `fedlesam list models`, or module:callable")
-    split: str = option("dirichlet:0.1", WHAT, text, "how samples are divided, see `fedlesam list splits`")
-    clients: int | None = option(None, WHAT, whole, "number of clients (default: 40 on digits, else 100)", "N")
+    model: str = option("mlp", WHAT, str, "a network of `fedlesam list models`, or module:callable")
+    split: str = option("dirichlet:0.1", WHAT, str, "how samples are divided, see `fedlesam list splits`")
+    clients: int | None = option(
+        None, WHAT, int, "number of clients (default: 40 on digits, else 100)", "N", at_least=1
+    )
     active: int | float = option(0.1, WHAT, active_clients, "clients per round: 10 is a count, 0.1 or 10% a share", "K")
-    rounds: int = option(100, WHAT, whole, "communication rounds", "T", at_least=1)
+    rounds: int = option(100, WHAT, int, "communication rounds", "T", at_least=1)
     lr: float = option(0.1, LOCAL, number, "local learning rate")
     lr_decay: float | None = option(None, LOCAL, number, "its factor per round (default: the method's own)")
     epochs: int | str | None = option(
         None, LOCAL, epoch_range, "local epochs, or a range 1-5 (default: 5; cifar100: 2)"
     )
     batch_size: int | None = option(
-        None, LOCAL, whole, "samples per step (default: 50; digits: 10, cifar100: 20, domains: 32)"
+        None, LOCAL, int, "samples per step (default: 50; digits: 10, cifar100: 20, domains: 32)", at_least=1
     )
     weight_decay: float = option(1e-3, LOCAL, number, "pull of the weights to zero")
     clip: float = option(10.0, LOCAL, number, "largest gradient norm; 0 never clips")
     clip_scope: ClipScope = option(
-        "loss", LOCAL, text, "what is clipped: loss (the gradient) or corrected (with the correction)"
+        "loss", LOCAL, str, "what is clipped: loss (the gradient) or corrected (with the correction)"
     )
     momentum: float = option(0.0, LOCAL, number, "heavy-ball momentum inside a round")
     augment: bool = option(True, LOCAL, switch, "the data set's augmentation, where it has one")
     hyper: Mapping[str, Value] = field(default_factory=dict)
-    weighting: Weighting = option("clients", RUN, text, "average over clients, or by their examples")
-    evaluate_every: int = option(1, RUN, whole, "rounds between two evaluations; the last round is always evaluated")
+    weighting: Weighting = option("clients", RUN, str, "average over clients, or by their examples")
+    evaluate_every: int = option(
+        1, RUN, int, "rounds between two evaluations; the last round is always evaluated", at_least=1
+    )
     per_client: bool = option(False, RUN, switch, "also the accuracy on every client's own mixture of classes")
-    dropout: float = option(0.0, RUN, number, "probability that an active client never answers", "P")
+    dropout: float = option(
+        0.0, RUN, number, "probability that an active client never answers", "P", at_least=0, at_most=1
+    )
     max_update_norm: float = option(0.0, RUN, number, "drop updates with a larger norm; 0 never does", "NORM")
     on_client_error: OnError = option(
-        "drop", RUN, text, "a client that raises or whose numbers explode: drop it from the round, or stop"
+        "drop", RUN, str, "a client that raises or whose numbers explode: drop it from the round, or stop"
     )
-    seed: int = option(0, RUN, whole, "the same seed and threads give the same bits", at_least=0)
-    precision: Precision = option("fp32", RUN, text, "fp32, or bf16 for forward passes under autocast")
+    seed: int = option(0, RUN, int, "the same seed and threads give the same bits", at_least=0)
+    precision: Precision = option("fp32", RUN, str, "fp32, or bf16 for forward passes under autocast")
     engine: Engine = option(
-        "plain", RUN, text, "plain, or stacked: clients of a small model as one computation, one worker"
+        "plain", RUN, str, "plain, or stacked: clients of a small model as one computation, one worker"
     )
     compile: bool = option(False, RUN, switch, "put the model through torch.compile")
     threads: int | None = option(
-        None, RUN, whole, "CPU threads per worker (default: PyTorch's choice, 1 with several workers; kept on repeats)"
+        None,
+        RUN,
+        int,
+        "CPU threads per worker (default: PyTorch's choice, 1 with several workers; kept on repeats)",
+        at_least=1,
     )
-    workers: int = option(1, MACHINE, whole, "processes that train clients side by side; the results do not change")
-    memory: int = option(4 * 10**9, MACHINE, byte_size, "clients' memory kept in RAM, the rest in files", "SIZE")
+    workers: int = option(
+        1, MACHINE, int, "processes that train clients side by side; the results do not change", at_least=1
+    )
+    memory: int = option(
+        4 * 10**9, MACHINE, byte_size, "clients' memory kept in RAM, the rest in files", "SIZE", at_least=0
+    )
     store: StoreKind = option(
-        "shared", MACHINE, text, "memory with several workers: shared (in files) or pinned (to a worker)"
+        "shared", MACHINE, str, "memory with several workers: shared (in files) or pinned (to a worker)"
     )
     probe: str | None = option(
-        None, RUN, text, "measure while training: sharpness, hessian, drift or estimate[:every=N,...]; may be repeated"
+        None, RUN, str, "measure while training: sharpness, hessian, drift or estimate[:every=N,...]; may be repeated"
     )
     checkpoint_every: int | str = option(
         "300s", MACHINE, interval, "rounds (10) or time (300s, 5min) between checkpoints", "EVERY"
     )
-    keep: int = option(2, MACHINE, whole, "checkpoints kept; an older one replaces a damaged one", "N", at_least=1)
+    keep: int = option(2, MACHINE, int, "checkpoints kept; an older one replaces a damaged one", "N", at_least=1)
     lost_after: float = option(
-        60.0, MACHINE, number, "end a run when a process of it is stopped or not heard for so long; 0: never", "SECONDS"
+        60.0,
+        MACHINE,
+        number,
+        "end a run when a process of it is stopped or not heard for so long; 0: never",
+        "SECONDS",
+        at_least=0,
     )
-    device: str = option("auto", MACHINE, text, "auto, cpu, cuda or cuda:i")
+    device: str = option("auto", MACHINE, str, "auto, cpu, cuda or cuda:i")
 
 
 OPTIONS: dict[str, Option] = {
@@ -206,6 +211,7 @@ OPTIONS: dict[str, Option] = {
     for f in dataclasses.fields(RunConfig)
     if "option" in f.metadata
 }
+RANGES: dict[str, Range] = {f.name: f.metadata["range"] for f in dataclasses.fields(RunConfig) if "range" in f.metadata}
 
 PROTOCOL: dict[str, dict[str, Value]] = {
     "digits": {"clients": 40, "epochs": 5, "batch_size": 10},
@@ -238,7 +244,16 @@ def parse(name: str, value: str, where: str) -> Value:
         raise ValueError(f"{where}: expected {KINDS[known.kind][0]}, got {value!r}") from None
     if known.choices and found not in known.choices:
         raise ValueError(f"{where}: expected one of {', '.join(map(repr, known.choices))}, got {value!r}")
+    check_setting(where, name, found)
     return found
+
+
+def check_setting(where: str, name: str, value: Any) -> None:
+    """A ValueError unless a setting is in its range."""
+    if name in RANGES:
+        check_range(where, name, value, RANGES[name])
+    elif name == "checkpoint_every" and not (seconds_of(value) if isinstance(value, str) else 0 < value < 2**63):
+        raise ValueError(f"{where}: {name} must be at least a round or some time, got {value}")
 
 
 def check(config: RunConfig) -> None:
@@ -247,13 +262,11 @@ def check(config: RunConfig) -> None:
     What the library's own objects check (LocalTraining, Federation, splits) is not checked here.
     """
     check_params(config)
-    every = config.checkpoint_every
-    if not (0 < every < 2**63 if isinstance(every, int) else seconds_of(every)):
-        raise ValueError(f"RunConfig: checkpoint_every must be at least a round or some time, got {every}")
+    check_setting("RunConfig", "checkpoint_every", config.checkpoint_every)
 
 
 def _guess(value: str) -> Value:
-    for kind in (whole, float, switch):
+    for kind in (int, float, switch):
         try:
             return kind(value)
         except ValueError:
@@ -282,13 +295,16 @@ def read(path: Path) -> dict[str, Value]:
     if not isinstance(hyper, dict):
         raise ValueError(f"config {path}{_line(source, 'hyper')}: hyper must be a table, [hyper]")
     for key, value in table.items():
+        where = f"config {path}{_line(source, key)}"
         if key not in OPTIONS:
-            raise ValueError(f"config {path}{_line(source, key)}: {unknown('setting', key, [*OPTIONS, 'hyper'])}")
+            raise ValueError(f"{where}: {unknown('setting', key, [*OPTIONS, 'hyper'])}")
         kind, types = KINDS[OPTIONS[key].kind]
         if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
-            raise ValueError(f"config {path}{_line(source, key)}: {key} must be {kind}, got {_shown(value)}")
+            raise ValueError(f"{where}: {key} must be {kind}, got {_shown(value)}")
         if isinstance(value, str):
-            table[key] = parse(key, value, f"config {path}{_line(source, key)}: {key}")
+            table[key] = parse(key, value, f"{where}: {key}")
+        else:
+            check_setting(where, key, value)
     for key, value in hyper.items():
         if not isinstance(value, Value) or key in OPTIONS or not key.isidentifier():
             shown = key if key.isidentifier() else repr(key)

@@ -296,7 +296,9 @@ class RunFolder:
 def _is_summary(summary: dict[str, Any]) -> bool:
     tables = [summary.get(name, {}) for name in TABLES]
     numbers = all(isinstance(table, dict) and all(map(is_number, table.values())) for table in tables)
-    return numbers and summary.get("state", "interrupted") in get_args(State)
+    sizes = [*shape, summary.get("classes", 1)] if isinstance(shape := summary.get("shape", []), list) else [0]
+    inputs = len(sizes) in (1, 4) and all(type(size) is int and size > 0 for size in sizes)
+    return numbers and inputs and summary.get("state", "interrupted") in get_args(State)
 
 
 class _NotRecord(ValueError):

@@ -112,8 +112,19 @@ class Run:
 
     @cached_property
     def model(self) -> "nn.Module":
-        """The trained module: at the end of the run, or at its last checkpoint. Needs the run's data set."""
-        return self.federation().model
+        """The trained module on the CPU, in eval mode: of the end of the run, or of its last checkpoint.
+
+        Needs the run's data set only where the folder does not say for what inputs the module is: of a run that is
+        under way or was killed, and of folders of older versions.
+        """
+        if "shape" not in self.summary:
+            return self.federation(device="cpu").model
+        from fedlesam.models.catalogue import make_model
+
+        shape, classes = tuple(self.summary["shape"]), self.summary["classes"]
+        module = make_model(self.config.model, shape, classes, self.config.seed)
+        RunFolder(self.path).load_model(module)
+        return module.eval()
 
     def federation(self, data_dir: str | None = None, device: str | None = None) -> "Federation":
         """The run's clients, method and global model; clients' memories are not in it.
@@ -128,10 +139,13 @@ class Run:
 
 
 def read_run(path: Path | str) -> Run:
-    """What a run folder holds. `fedlesam.load_run` is the same function.
+    """What a run folder holds: `config`, `history`, `accuracy`, `model`. `fedlesam.load_run` is the same function.
 
     Args:
         path: A run folder.
+
+    Raises:
+        ValueError: It is not a run folder, or a file in it is damaged.
     """
     folder = RunFolder(Path(path))
     if not folder.config.exists():

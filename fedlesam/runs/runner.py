@@ -282,6 +282,8 @@ def _close(
         **named(accuracies(records), evaluated_on(config)),
         **{name: sum(r[name] for r in records) for name in ("backward_passes", "bytes_down", "bytes_up", "seconds")},
         "parameters": len(experiment.federation.weights),
+        "shape": list(experiment.data.shape),
+        "classes": len(experiment.data.classes),
         **({"dropped": dropped} if dropped else {}),
         "client_memory_bytes": largest_memory(experiment.federation),
         "split": {

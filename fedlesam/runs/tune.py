@@ -12,7 +12,7 @@ from typing import Any
 from fedlesam.core import disk
 from fedlesam.core.names import file_name
 from fedlesam.runs import config as configs
-from fedlesam.runs.config import OPTIONS, RunConfig, Value, whole
+from fedlesam.runs.config import OPTIONS, RunConfig, Value
 from fedlesam.runs.read import read_run
 from fedlesam.runs.stats import SeedMean, seed_mean
 from fedlesam.runs.sweep import Sweep, Task, Watch
@@ -197,6 +197,6 @@ class Optuna:
         if not isinstance(of, Range):
             value: Value = trial.suggest_categorical(name, of)
             return value
-        if name in OPTIONS and OPTIONS[name].kind is whole:
+        if name in OPTIONS and OPTIONS[name].kind is int:
             return int(trial.suggest_int(name, int(of.low), int(of.high), log=of.low >= 1))
         return float(f"{trial.suggest_float(name, of.low, of.high, log=of.low > 0):.6g}")

@@ -349,6 +349,25 @@ def test_build_refuses(change: dict[str, Any], message: str) -> None:
         build(dataclasses.replace(resolve(RunConfig()), **change))
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("rounds", "0", "rounds must be a whole number from 1, got 0"),
+        ("seed", "-1", "seed must be a whole number from 0, got -1"),
+        ("keep", "0", "keep must be a whole number from 1, got 0"),
+        ("samples", "0", "samples must be a whole number from 1, got 0"),
+        ("dropout", "1.5", "dropout must be at most 1, got 1.5"),
+        ("checkpoint_every", "0", "checkpoint_every must be at least a round or some time, got 0"),
+    ],
+)
+def test_a_range_is_checked_where_it_is_typed(name: str, value: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=f"^--{name}: {message}"):
+        parse(name, value, f"--{name}")
+    (tmp_path / "x.toml").write_text(f"model = 'mlp'\n{name} = {value}\n")
+    with pytest.raises(ValueError, match=f"x.toml, line 2: {message}"):
+        read(tmp_path / "x.toml")
+
+
 def test_build_passes_every_setting_on() -> None:
     config = resolve(
         RunConfig(
