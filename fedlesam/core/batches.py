@@ -105,7 +105,12 @@ def steps_per_epoch(size: int, batch_size: int, join_last: bool) -> int:
 
 
 def batch_indices(
-    size: int, batch_size: int, epochs: int, join_last: bool, rng: torch.Generator
+    size: int,
+    batch_size: int,
+    epochs: int,
+    join_last: bool,
+    rng: torch.Generator,
+    device: torch.device | None = None,
 ) -> Iterator[Tensor | slice]:
     """The places of the samples of each batch. An epoch visits each sample once, in a new order.
 
@@ -115,6 +120,7 @@ def batch_indices(
         epochs: How often each sample is visited.
         join_last: A last batch of one sample joins the one before, as BatchNorm needs.
         rng: Draws the orders. A batch of all samples draws nothing and keeps their order.
+        device: Where the places go, in one copy an epoch; None leaves them on the CPU.
     """
     steps = steps_per_epoch(size, batch_size, join_last)
     for _ in range(epochs):
@@ -122,8 +128,13 @@ def batch_indices(
             yield slice(None)
             continue
         order = torch.randperm(size, generator=rng)
+        order = order if device is None else order.to(device, non_blocking=True)
         for step in range(steps):
             yield order[step * batch_size : (step + 1) * batch_size if step < steps - 1 else size]
+
+
+RESIDENT = 2 << 30
+"""Bytes of a client's samples that may lie on a GPU while it trains; larger ones are sent batch by batch."""
 
 
 class Batches:
@@ -138,8 +149,15 @@ class Batches:
         tensors = isinstance(data, tuple | list | TensorDataset)  # asked first: a protocol's isinstance is slow
         self.streamed = data if not tensors and isinstance(data, Streamed) and data.streams else None
         self.tensors = as_tensors(data) if self.streamed is None else None
+        if self.tensors is not None and device.type != "cpu" and sum(t.nbytes for t in self.tensors) <= RESIDENT:
+            self.tensors = self.tensors[0].to(device, non_blocking=True), self.tensors[1].to(device, non_blocking=True)
         self.samples: Any = data
         self.device = device
+
+    @property
+    def home(self) -> torch.device | None:
+        """Where the samples are indexed: on the device if they are there, else on the CPU (None)."""
+        return self.device if self.tensors is not None and self.tensors[0].device == self.device else None
 
     def __len__(self) -> int:
         return len(self.tensors[0] if self.tensors is not None else self.samples)

@@ -239,17 +239,19 @@ def local_update(
     model.module.train()
     batches = Batches(data, model.device)
     rng = seeds.generator(seed, "batches", broadcast.round, client)
+    on_gpu = local.augment is not None and model.device.type == "cuda"
+    augment_rng = seeds.generator(seed, "batches", broadcast.round, client, device=model.device) if on_gpu else rng
     epochs = local.epochs_of(seed, broadcast.round, client)
     noise = model.scratch("noise") if algorithm.perturbation.draws else None
     losses: list[Tensor] = []
     taken: list[Tensor | slice] = []
     view, gradient = LocalStep(model, r, r.anchor.new_zeros(())), BatchGradient(model, local.loss)
-    for indices in batch_indices(len(batches), local.batch_size, epochs, model.batch_norm, rng):
+    for indices in batch_indices(len(batches), local.batch_size, epochs, model.batch_norm, rng, batches.home):
         mask_seed += 1
         taken.append(indices)
         x, y = batches.fetch(indices, mask_seed)
         if local.augment is not None:
-            x = local.augment(x, rng)
+            x = local.augment(x, augment_rng)
         if noise is not None:
             seeds.reseed_torch(mask_seed, model.device)
             noise.normal_()

@@ -58,7 +58,8 @@ def score_batches(
         check: called before each batch; it may raise.
     """
     model.module.eval()
-    scores, before = [], model.buffers() if model.state.own else {}
+    found: list[tuple[int, int, Tensor, Tensor | None]] = []
+    before = model.buffers() if model.state.own else {}
     batches = steps_per_epoch(len(data), BATCH, join_last=model.needs_batch)
     for number in range(part, batches, parts):
         check()
@@ -66,15 +67,29 @@ def score_batches(
         start, end = number * BATCH, (number + 1) * BATCH if number < batches - 1 else len(data)
         x, y = data.fetch(torch.arange(start, end), seed=0)
         output = model.forward(x)
-        right, seen = [], []
-        if output.ndim == 2 and y.ndim == 1 and not y.is_floating_point():
-            hits = y[output.argmax(1) == y]
-            right, seen = (labels.bincount(minlength=output.shape[1]).tolist() for labels in (hits, y))
-        found = loss(output, y).item()
-        if not math.isfinite(found):
-            check_finite(x, y, "the samples evaluated on", torch.arange(start, start + len(x)))
-        scores.append(BatchScore(number, len(x), found, right, seen))
-    return scores
+        found.append((number, len(x), loss(output, y), _hits(output, y)))
+    if not found:
+        return []
+    losses = torch.stack([one for _, _, one, _ in found]).tolist()
+    hits = [one for *_, one in found if one is not None]
+    counts = torch.stack(hits).tolist() if len(hits) == len(found) else [([], [])] * len(found)
+    for (number, size, *_), value in zip(found, losses, strict=True):
+        if not math.isfinite(value):
+            places = torch.arange(number * BATCH, number * BATCH + size)
+            check_finite(*data.fetch(places, seed=0), "the samples evaluated on", places)
+    rows = zip(found, losses, counts, strict=True)
+    return [BatchScore(number, size, value, *by_class) for (number, size, *_), value, by_class in rows]
+
+
+def _hits(output: Tensor, y: Tensor) -> Tensor | None:
+    """Samples by class: those that are right, and all of them; None where the targets are not class numbers."""
+    if output.ndim != 2 or y.ndim != 1 or y.is_floating_point():
+        return None
+    counts = torch.zeros(2, output.shape[1], dtype=torch.int64, device=y.device)
+    classes = y.long()
+    counts[0].scatter_add_(0, classes, (output.argmax(1) == classes).long())
+    counts[1].scatter_add_(0, classes, torch.ones_like(classes))
+    return counts
 
 
 def combine(scores: list[BatchScore]) -> Evaluation:

@@ -60,6 +60,7 @@ class FlatModel:
         self.backward_passes = 0
         self._scratch: dict[str, Tensor] = {}
         self._gradient: Tensor | None = None
+        self._grads: list[Tensor] = []
 
     def __reduce__(self) -> tuple[Any, ...]:
         """In another process it is a model of its own; torch would let both write into the same memory."""
@@ -118,12 +119,16 @@ class FlatModel:
     def backward(self, loss: Loss, x: Tensor, y: Tensor, out: Tensor) -> Tensor:
         """One forward and backward pass at the current weights: the gradient goes into `out`, the loss is returned."""
         if self._gradient is not out:
-            self._gradient = out
-            for parameter, view in zip(self.parameters, self.views(out), strict=True):
+            self._gradient, self._grads = out, self.views(out)
+        for parameter, view in zip(self.parameters, self._grads, strict=True):
+            if parameter.grad is not view:
                 parameter.grad = view
         out.zero_()
         value = loss(self.forward(x), y)
         torch.autograd.backward(value)
+        for parameter, view in zip(self.parameters, self._grads, strict=True):
+            if parameter.grad is not view and parameter.grad is not None:  # a model that handles gradients itself
+                view.copy_(parameter.grad)
         self.backward_passes += 1
         return value.detach()
 

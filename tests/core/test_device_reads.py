@@ -1,0 +1,125 @@
+"""What decides the speed on a GPU, checked without one: a local step reads nothing on the host and is sent nothing."""
+
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from worlds import federation, play, samples, steps_in, training
+
+from fedlesam.algorithms import CATALOGUE
+from fedlesam.core import client as local_loop
+from fedlesam.core.batches import Batches
+from fedlesam.core.client import local_update
+from fedlesam.core.evaluation import BATCH, score_batches
+from fedlesam.core.flat_model import FlatModel
+from fedlesam.core.messages import Memory
+
+READS = "aten._local_scalar_dense.default"
+
+
+class Counted(TorchDispatchMode):
+    """Counts operations, and copies that leave the CPU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: Counter[str] = Counter()
+        self.sent = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        self.calls[str(func)] += 1
+        given = {t.device.type for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor) and t.ndim}
+        made = {t.device.type for t in tree_leaves(out) if isinstance(t, Tensor)}
+        self.sent += given == {"cpu"} and "meta" in made
+        return out
+
+
+@pytest.mark.parametrize("scope", ["loss", "corrected"])
+@pytest.mark.parametrize("method", CATALOGUE)
+def test_a_step_reads_nothing(method: str, scope: str) -> None:
+    fed = play(federation(method, local=training(epochs=3, clip_scope=scope, momentum=0.5)), [[0, 1], [0, 2]])
+    steps = steps_in(fed, 0)
+    next(steps)
+    with Counted() as mode:
+        next(steps)
+        next(steps)
+    steps.close()
+    assert mode.calls["aten.add_.Tensor"] > 0
+    assert mode.calls[READS] == 0
+
+
+def test_a_read_is_seen() -> None:
+    with Counted() as mode:
+        float(torch.ones(3).sum())
+    assert mode.calls[READS] == 1
+
+
+@pytest.mark.parametrize("method", CATALOGUE)
+def test_the_steps_run_on_the_meta_device_and_are_sent_nothing(method: str) -> None:
+    """There every read raises. It stands for a GPU: samples are there for the round, an epoch's order is one copy."""
+    fed = play(federation(method), [[0, 1], [0, 2]])
+    on_meta = FlatModel(fed.model.to("meta"))
+    state = fed.state.broadcast()
+    broadcast = type(state).unflatten(state.round, {k: v.to("meta") for k, v in state.flatten().items()})
+    memory = fed.memories.get(0, Memory()).to(torch.device("meta"))
+    local = training(epochs=1, batch_size=2)
+    steps = local_update(on_meta, fed.clients[0], fed.algorithm, local, broadcast, memory, client=0, seed=7)
+    with Counted() as first:
+        next(steps)
+    with Counted() as mode:
+        next(steps)
+        next(steps)
+    steps.close()
+    assert first.sent == 3, "x, y and the order of the epoch"
+    assert mode.sent == 0
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("scope", ["loss", "corrected"])
+def test_the_descent_has_no_graph_break(scope: str, momentum: float) -> None:
+    fed = play(federation("scaffold", local=training(clip_scope=scope, momentum=momentum)), [[0, 1]])
+    steps = steps_in(fed, 0)
+    step = next(steps)
+    plain = step.round.v.clone()
+    torch.compile(local_loop.move, fullgraph=True, backend="eager")(step.round)
+    assert not torch.equal(plain, step.round.v)
+    steps.close()
+    torch._dynamo.reset()
+
+
+def test_an_evaluation_reads_the_device_twice_however_many_batches() -> None:
+    """The losses, and the counts by class."""
+    model = FlatModel(nn.Linear(3, 4))
+    reads = []
+    for batches in (1, 4):
+        data = Batches((torch.randn(batches * BATCH, 3), torch.randint(4, (batches * BATCH,))), model.device)
+        with Counted() as mode:
+            score_batches(model, data, nn.functional.cross_entropy)
+        reads.append(mode.calls[READS])
+    assert reads == [0, 0]
+
+
+class ResetsGradients(nn.Module):
+    """Some models clear gradients in their forward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(5, 3, dtype=torch.float64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.zero_grad(set_to_none=True)
+        output: Tensor = self.inner(x)
+        return output
+
+
+def test_a_model_that_resets_its_gradients_trains_all_the_same() -> None:
+    torch.manual_seed(0)
+    resets = ResetsGradients()
+    plain = nn.Sequential(nn.Linear(5, 3, dtype=torch.float64))
+    plain[0].load_state_dict(resets.inner.state_dict())
+    one, other = (play(federation("fedsam", model=m, clients=samples()), [[0, 1]]) for m in (resets, plain))
+    assert torch.equal(one.weights, other.weights)
