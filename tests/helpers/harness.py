@@ -5,45 +5,28 @@ at the chosen one it is killed with SIGKILL, or the call fails. What had been sy
 that a power loss can be played afterwards: what never was synced is gone, or half there.
 """
 
-import contextlib
-import errno
 import functools
-import io
 import json
 import os
-import pathlib
 import random
-import re
-import select
 import shutil
-import signal
-import stat
-import sys
 import tempfile
-import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-import safetensors.torch
-from safetensors import SafetensorError
+from instrument import Instrument, Plan
+from power_loss import Loss, Remains, note_durable
+from processes import Ended, fork
 
-from fedlesam import cli
-from fedlesam.data import splits
 from fedlesam.data.dataset import DataSet
-from fedlesam.engines.signals import StopFlag
 from fedlesam.runs import config as configs
-from fedlesam.runs import folder as folders
 from fedlesam.runs import runner
 from fedlesam.runs.build import load_data
-from fedlesam.runs.checkpoint import Checkpoints
 from fedlesam.runs.config import RunConfig
 from fedlesam.runs.folder import RunFolder
-
-PATIENCE = 120
-"""Seconds after which a process counts as hanging."""
 
 SMALL: dict[str, Any] = {
     "clients": 6,
@@ -58,8 +41,8 @@ SMALL: dict[str, Any] = {
 
 MORE = ("workers", "store", "memory", "keep", "lr")
 
-Loss = Literal["nothing", "all", "some"]
-"""What a power loss takes of what was not synced."""
+
+MARKS = ("loaded", "committed")
 
 
 def small(algorithm: str = "fedlesam-s", **change: Any) -> RunConfig:
@@ -69,18 +52,6 @@ def small(algorithm: str = "fedlesam-s", **change: Any) -> RunConfig:
 @functools.cache
 def digits() -> DataSet:
     return load_data(RunConfig())
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What happens at the `nth` event of a process whose label has this pattern in it."""
-
-    pattern: str = ""
-    nth: int = 1
-    role: str = "leader"
-    do: Literal["kill", "kill me", "fail", "full"] = "kill"
-    """`kill me` kills only this process, be it a worker; `full` makes all later writes fail too."""
-    errno: int = errno.ENOSPC
 
 
 @dataclass
@@ -188,381 +159,10 @@ class Case:
                 os.close(handle)
 
 
-MARKS = ("loaded", "committed")
-
-
-# What is lasting
-
-
-def note_durable(case: Case, handle: int) -> dict[str, list[int]]:
-    """Copy what an open file or folder is now into the ledger; a folder's entries are returned."""
-    about = os.fstat(handle)
-    entries: dict[str, list[int]] = {}
-    if stat.S_ISDIR(about.st_mode):
-        with os.scandir(handle) as found:
-            for entry in found:
-                if about.st_ino != case.path.stat().st_ino or entry.name == case.run.name:
-                    with contextlib.suppress(FileNotFoundError):
-                        entries[entry.name] = [entry.inode(), int(entry.is_dir(follow_symlinks=False))]
-        content = json.dumps(entries).encode()
-    else:
-        with open(f"/proc/self/fd/{handle}", "rb") as file:  # noqa: PTH123 - Path.open may be watched
-            content = file.read()
-    beside = case.ledger / f"{about.st_ino}.{os.getpid()}"
-    with open(beside, "wb") as file:  # noqa: PTH123
-        file.write(content)
-    REAL["replace"](beside, case.ledger / str(about.st_ino))
-    return entries
-
-
-class Remains:
-    """What a power loss leaves: of a folder the entries when it was last synced, of a file its bytes then.
-
-    `all` that was not synced is gone. Of `some` each entry and each file may have made it to the disk all the same.
-    """
-
-    def __init__(self, case: Case, loss: Loss) -> None:
-        self.case, self.loss, self.rng = case, loss, case.rng
-        self.now = {path.stat().st_ino: path for path in (case.run, *case.run.rglob("*"))}
-        self.known: dict[int, bytes] = {}
-
-    def of_folder(self, ino: int, now: Path | None, target: Path) -> None:
-        ledger = self.case.ledger / str(ino)
-        durable: dict[str, list[int]] = json.loads(ledger.read_bytes()) if ledger.exists() else {}
-        current = {}
-        if now is not None:
-            for path in now.iterdir():
-                if now != self.case.path or path == self.case.run:
-                    current[path.name] = [path.stat().st_ino, int(path.is_dir())]
-        for name in sorted({*durable, *current}):
-            sides = [durable.get(name)] + ([current.get(name)] if self.loss == "some" else [])
-            entry = self.rng.choice(sides)
-            if entry is None:
-                continue
-            if entry[1]:
-                (target / name).mkdir()
-                self.of_folder(entry[0], self.now.get(entry[0]), target / name)
-            else:
-                (target / name).write_bytes(self.of_file(entry[0]))
-
-    def of_file(self, ino: int) -> bytes:
-        if ino not in self.known:
-            ledger, now = self.case.ledger / str(ino), self.now.get(ino)
-            current = now.read_bytes() if now is not None else b""
-            torn = [b"", bytes(len(current)), current[: len(current) // 2]]
-            sides = [ledger.read_bytes()] if ledger.exists() else torn
-            self.known[ino] = self.rng.choice(sides + ([current] if self.loss == "some" and now is not None else []))
-        return self.known[ino]
-
-
-# The calls that are watched
-
-REAL: dict[str, Callable[..., Any]] = {
-    name: getattr(os, name)
-    for name in (
-        "fsync",
-        "sync",
-        "replace",
-        "link",
-        "unlink",
-        "rmdir",
-        "mkdir",
-        "open",
-        "ftruncate",
-        "pwrite",
-    )
-}
-SAVE_FILE = safetensors.torch.save_file
-WRITE_TEXT = pathlib.Path.write_text
-NEEDS_SPACE = ("link", "mkdir", "create", "pwrite", "write_text", "save_file")
-
-
-class Instrument:
-    """In the process that is to fail, and in the workers it forks."""
-
-    def __init__(self, case: Case, plan: Plan | None) -> None:
-        self.case, self.plan, self.leader = case, plan, os.getpid()
-        self.log = REAL["open"](case.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        self.seen = 0
-        self.full = False
-        self.held: dict[int, int] = {}
-        """Open files by inode, so that none is used again for another file."""
-
-    @property
-    def role(self) -> str:
-        return "leader" if os.getpid() == self.leader else "worker"
-
-    def event(self, label: str, spoil: Callable[[], Any] | None = None) -> None:
-        os.write(self.log, f"{self.role}\t{label}\n".encode())
-        plan = self.plan
-        if plan is None or plan.role != self.role:
-            return
-        if plan.pattern in label:
-            self.seen += 1
-            if self.seen == plan.nth:
-                if spoil is not None:
-                    spoil()
-                self.strike(label)
-        if self.full and label.startswith(("before", "half")) and label.split()[1] in NEEDS_SPACE:
-            self.fail(label, errno.ENOSPC)
-
-    def strike(self, label: str) -> None:
-        assert self.plan is not None
-        if self.plan.do in ("kill", "kill me"):
-            os.kill(self.leader if self.plan.do == "kill" else os.getpid(), signal.SIGKILL)
-            while True:
-                time.sleep(60)  # a worker goes with its leader
-        self.full = self.plan.do == "full"
-        self.fail(label, self.plan.errno)
-
-    def fail(self, label: str, number: int) -> None:
-        if label.split()[1] == "save_file":
-            raise SafetensorError(f"Error while serializing: I/O error: {os.strerror(number)} (os error {number})")
-        raise OSError(number, os.strerror(number))
-
-    def install(self) -> None:
-        for path in (self.case.path, self.case.run, *self.case.run.rglob("*")):
-            if path.exists():
-                self.hold(path.stat().st_ino, str(path))
-        for name in REAL:
-            setattr(os, name, functools.partial(getattr(self, f"_{name}", None) or self._plain, name))
-        for module in (safetensors.torch, splits):
-            module.save_file = self._save_file
-        pathlib.Path.write_text = lambda path, *args, **kwargs: self._write_text(path, *args, **kwargs)  # type: ignore[method-assign,assignment]
-        folders.versions = lambda: {"versions": "are not what is tested"}
-        self._mark(StopFlag, "check", "step")
-        save, load = Checkpoints.save, Checkpoints.load
-
-        def saved(these: Checkpoints, federation: Any, *more: Any) -> None:
-            save(these, federation, *more)
-            self.event(f"committed {federation.state.round}")
-
-        def loaded(these: Checkpoints, federation: Any) -> int:
-            found = load(these, federation)
-            self.event(f"loaded {found}")
-            return found
-
-        Checkpoints.save, Checkpoints.load = saved, loaded  # type: ignore[method-assign]
-
-    def _mark(self, owner: Any, name: str, label: str) -> None:
-        real = getattr(owner, name)
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            self.event(label)
-            return real(*args, **kwargs)
-
-        setattr(owner, name, call)
-
-    def named(self, path: Any, dir_fd: int | None = None) -> str | None:
-        """A path inside the run folder without what is random in it; None for others'."""
-        if isinstance(path, int):
-            path = str(Path(f"/proc/self/fd/{path}").readlink()).removesuffix(" (deleted)")
-        if dir_fd is not None:
-            path = Path(f"/proc/self/fd/{dir_fd}").readlink() / path
-        text = os.path.abspath(os.fspath(path))  # noqa: PTH100
-        if text == str(self.case.path):
-            return "."
-        if not text.startswith(str(self.case.run)):
-            return None
-        return re.sub(r"\.[0-9a-f]{8}(\.part)+$", ".part", text.removeprefix(str(self.case.run)).lstrip("/")) or "run"
-
-    def _plain(self, name: str, path: Any, *args: Any, **kwargs: Any) -> Any:
-        real = REAL[name]
-        where = self.named(args[0] if name in ("replace", "link") else path, kwargs.get("dir_fd"))
-        if where is None:
-            return real(path, *args, **kwargs)
-        if name == "open" and args and args[0] & os.O_CREAT:
-            name = "create"
-        self.event(f"before {name} {where}")
-        result = real(path, *args, **kwargs)
-        self.event(f"after {name} {where}")
-        return result
-
-    def _fsync(self, name: str, handle: int) -> None:
-        where = self.named(handle)
-        if where is not None:
-            self.event(f"before {name} {where}")
-        if where is None:
-            REAL[name](handle)
-        else:
-            self.keep(handle)  # the ledger is the disk: the real one would take its time
-            self.event(f"after {name} {where}")
-
-    def _sync(self, name: str) -> None:
-        self.event(f"before {name} all")
-        for path in (self.case.path, self.case.run, *self.case.run.rglob("*")):
-            with contextlib.suppress(FileNotFoundError):
-                handle = REAL["open"](path, os.O_RDONLY)
-                self.keep(handle)
-                os.close(handle)
-        self.event(f"after {name} all")
-
-    def keep(self, handle: int) -> None:
-        self.hold(os.fstat(handle).st_ino, f"/proc/self/fd/{handle}")
-        for entry, (ino, _) in note_durable(self.case, handle).items():
-            self.hold(ino, f"/proc/self/fd/{handle}/{entry}")
-
-    def hold(self, ino: int, path: str) -> None:
-        if ino not in self.held:
-            with contextlib.suppress(FileNotFoundError):
-                self.held[ino] = REAL["open"](path, os.O_RDONLY)
-
-    def _pwrite(self, name: str, handle: int, line: bytes, offset: int) -> int:
-        where = self.named(handle)
-        if where is None or where == "run.lock":
-            written: int = REAL[name](handle, line, offset)
-            return written
-        self.event(f"before {name} {where}")
-        self.event(f"half {name} {where}", lambda: REAL[name](handle, line[: len(line) // 2], offset))
-        written = REAL[name](handle, line, offset)
-        self.event(f"after {name} {where}")
-        return written
-
-    def _write_text(self, path: Path, text: str, *args: Any, **kwargs: Any) -> int:
-        where = self.named(path)
-        if where is None:
-            return WRITE_TEXT(path, text, *args, **kwargs)
-        self.event(f"before write_text {where}")
-        self.event(f"half write_text {where}", lambda: WRITE_TEXT(path, text[: len(text) // 2], *args, **kwargs))
-        written = WRITE_TEXT(path, text, *args, **kwargs)
-        self.event(f"after write_text {where}")
-        return written
-
-    def _save_file(self, tensors: Any, path: Any, *args: Any, **kwargs: Any) -> None:
-        where = self.named(path)
-        self.event(f"before save_file {where}")
-        SAVE_FILE(tensors, path, *args, **kwargs)
-        size = os.stat(path).st_size  # noqa: PTH116
-        self.event(f"half save_file {where}", lambda: os.truncate(path, size // 2))
-        self.event(f"after save_file {where}")
-
-
-# Processes
-
-
-@dataclass(frozen=True)
-class Ended:
-    status: int
-
-    @property
-    def killed(self) -> bool:
-        return os.WIFSIGNALED(self.status) and os.WTERMSIG(self.status) == signal.SIGKILL
-
-    @property
-    def code(self) -> int:
-        """As a shell says it."""
-        return os.waitstatus_to_exitcode(self.status) % 256 if os.WIFEXITED(self.status) else -1
-
-
-@dataclass(frozen=True)
-class Forked:
-    pid: int
-    pipe: int
-    """Open in the process and in whatever it started, so at its end when none of them is left."""
-
-    def wait(self) -> Ended:
-        """Until it and all that it started are gone."""
-        try:
-            self.until_gone()
-        finally:
-            ended = self.end()
-        return ended
-
-    def alive(self) -> bool:
-        return not select.select([self.pipe], [], [], 0)[0]
-
-    def end(self) -> Ended:
-        """At once, where it has not ended by itself."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.pid, signal.SIGKILL)
-        _, status = os.waitpid(self.pid, 0)
-        os.close(self.pipe)
-        return Ended(status)
-
-    def until_gone(self) -> None:
-        ready, _, _ = select.select([self.pipe], [], [], PATIENCE)
-        assert ready, f"process {self.pid}, or one it started, hangs"
-        assert os.read(self.pipe, 1) == b""
-
-
-def fork(work: Callable[[], Any]) -> Forked:
-    """A process of its own, and a group of its own, that does some work and exits with 0, or 1 after an error."""
-    reading, writing = os.pipe()
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(ValueError, io.UnsupportedOperation):
-            stream.flush()
-    pid = os.fork()
-    if pid:
-        os.close(writing)
-        return Forked(pid, reading)
-    code = 1
-    try:
-        os.setsid()
-        os.close(reading)
-        os.set_inheritable(writing, True)
-        work()
-        code = 0
-    except SystemExit as end:
-        code = end.code if isinstance(end.code, int) else 1
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        with contextlib.suppress(Exception):
-            sys.stdout.flush()
-            sys.stderr.flush()
-        os._exit(code)
-
-
-def children(pid: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
-@dataclass
-class Command:
-    """`fedlesam ARGUMENTS` as a process of its own."""
-
-    process: Forked
-    folder: Path
-
-    def wait(self) -> tuple[int, str, str]:
-        """Its exit code, and what it said."""
-        ended = self.process.wait()
-        return ended.code, self.said("out"), self.said("err")
-
-    def said(self, where: str) -> str:
-        return (self.folder / where).read_text(encoding="utf-8")
-
-
-def fedlesam(place: Path, *arguments: str, **environment: str) -> Command:
-    """The command line in a fork, its current folder and what it says in `place`."""
-    place.mkdir(parents=True, exist_ok=True)
-
-    def work() -> None:
-        os.chdir(place)
-        os.environ.update(environment)
-        tempfile.tempdir = None
-        for number, name in ((1, "out"), (2, "err")):
-            handle = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
-            os.dup2(handle, number)
-        sys.stdout, sys.stderr = (os.fdopen(number, "w", buffering=1) for number in (1, 2))
-        sys.argv = ["fedlesam", *arguments]
-        cli.main()
-
-    return Command(fork(work), place)
-
-
 def flags(config: RunConfig) -> list[str]:
     """The flags of a run that is `small`."""
     changed = {"algorithm": config.algorithm, **{name: getattr(config, name) for name in (*SMALL, *MORE)}}
     return [part for name, value in changed.items() for part in (f"--{name.replace('_', '-')}", str(value))]
-
-
-def wait_for(condition: Callable[[], Any], process: Forked | None = None) -> None:
-    end = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < end, "it never happened"
-        assert process is None or process.alive(), "the process has ended before"
-        time.sleep(0.02)
 
 
 # What comes out

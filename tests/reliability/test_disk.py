@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import NEEDS_SPACE, Case, Plan, References, fedlesam, flags, result, small
+from harness import Case, References, flags, result, small
+from instrument import NEEDS_SPACE, Plan
+from processes import fedlesam
 
 from fedlesam.runs import costs
 from fedlesam.runs.build import build

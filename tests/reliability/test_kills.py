@@ -8,7 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import Case, Loss, Plan, References, digits, fork, inside, result, small
+from harness import Case, References, digits, inside, result, small
+from instrument import Plan
+from power_loss import Loss
+from processes import fork
 
 from fedlesam.core import disk
 from fedlesam.runs import runner

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import PATIENCE, Forked, References, children, digits, fedlesam, fork, result, small, wait_for
+from harness import References, digits, result, small
+from processes import PATIENCE, Forked, children, fedlesam, fork, wait_for
 
 from fedlesam.federation import Record
 from fedlesam.runs import runner

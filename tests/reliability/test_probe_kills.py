@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import Case, Plan, References, result, small
+from harness import Case, References, result, small
+from instrument import Plan
 
 from fedlesam.runs.checkpoint import manifest_file
 from fedlesam.runs.config import RunConfig

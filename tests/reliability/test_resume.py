@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from harness import Case, Plan, References, digits, fedlesam, flags, result, small
+from harness import Case, References, digits, flags, result, small
+from instrument import Plan
+from processes import fedlesam
 
 from fedlesam.algorithms import CATALOGUE, CONTROLS, PAPER
 from fedlesam.federation import Federation, Record

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import PATIENCE, Command, Forked, References, children, fedlesam, flags, fork, result, small, wait_for
+from harness import References, flags, result, small
+from processes import PATIENCE, Command, Forked, children, fedlesam, fork, wait_for
 
 from fedlesam.federation import Federation
 from fedlesam.runs import runner

@@ -4,7 +4,8 @@ import errno
 from pathlib import Path
 
 import pytest
-from harness import Case, Plan, small
+from harness import Case, small
+from instrument import Plan
 from safetensors import SafetensorError
 
 from fedlesam.core.space import cannot_write, is_full

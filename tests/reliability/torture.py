@@ -27,7 +27,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from fedlesam.core import disk
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "helpers"))
-from harness import Case, Loss, Plan, References, fork, result, small
+from harness import Case, References, result, small
+from instrument import Plan
+from power_loss import Loss
+from processes import fork
 
 METHODS = ("fedlesam-s", "fedsmoo", "fedadam")
 MEMORY = (4 * 10**9, 0, 8_000)
