@@ -234,6 +234,7 @@ def local_update(
     """Train one client, yielding before every step; the generator's value is the client's result."""
     mask_seed = seeds.derive(seed, "step", broadcast.round, client)
     seeds.reseed_torch(mask_seed, model.device)
+    memory = memory.to(model.device)
     r = begin(algorithm, local, broadcast, memory, model.weights, model.scratch)
     model.load_buffers(broadcast.buffers)
     model.module.train()

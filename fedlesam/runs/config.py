@@ -171,7 +171,7 @@ class RunConfig:
     engine: Engine = option(
         "plain", RUN, str, "plain, or stacked: clients of a small model as one computation, one worker"
     )
-    compile: bool = option(False, RUN, switch, "put the model through torch.compile")
+    compile: bool = option(False, RUN, switch, "torch.compile the model; with --engine stacked the whole step")
     threads: int | None = option(
         None,
         RUN,

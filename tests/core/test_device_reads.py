@@ -65,7 +65,7 @@ def test_the_steps_run_on_the_meta_device_and_are_sent_nothing(method: str) -> N
     on_meta = FlatModel(fed.model.to("meta"))
     state = fed.state.broadcast()
     broadcast = type(state).unflatten(state.round, {k: v.to("meta") for k, v in state.flatten().items()})
-    memory = fed.memories.get(0, Memory()).to(torch.device("meta"))
+    memory = fed.memories.get(0, Memory())  # on the CPU, as from a file or from Flower
     local = training(epochs=1, batch_size=2)
     steps = local_update(on_meta, fed.clients[0], fed.algorithm, local, broadcast, memory, client=0, seed=7)
     with Counted() as first:
@@ -74,7 +74,7 @@ def test_the_steps_run_on_the_meta_device_and_are_sent_nothing(method: str) -> N
         next(steps)
         next(steps)
     steps.close()
-    assert first.sent == 3, "x, y and the order of the epoch"
+    assert first.sent == 3 + len(memory.flatten()), "x, y, the order of the epoch, and what the client remembers"
     assert mode.sent == 0
 
 
