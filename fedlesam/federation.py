@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import functools
+import logging
 import shutil
 import signal
 import tempfile
@@ -40,6 +41,11 @@ from fedlesam.engines.signals import Interrupted, StopFlag
 from fedlesam.engines.stacked import CHANGES, NotStackable, StackedEngine, check_stackable
 from fedlesam.engines.store import Store
 from fedlesam.engines.world import WorkerLost, World, start_local
+
+log = logging.getLogger("fedlesam")
+
+MOST_LOGGED = 5
+"""Clients that fail and are logged; the records have all of them."""
 
 
 def count_active(active: int | float, clients: int) -> int:
@@ -122,6 +128,7 @@ class Federation:
         self.active, self.weighting = count_active(active, len(clients)), weighting
         self.evaluate_every = evaluate_every
         self.history: list[Record] = []
+        self._logged = 0
 
         check_module(model)  # a lazy one cannot even be copied
         self._model = copy.deepcopy(model) if how.device is None else copy.deepcopy(model).to(find_device(how.device))
@@ -242,6 +249,7 @@ class Federation:
             engine.commit()
             self.state = state
             self.history.append(record)
+            self._log_dropped(record)
         except Interrupted:
             self._local_engine.stop_flag.clear()
             raise
@@ -327,6 +335,15 @@ class Federation:
         if isinstance(self._engine, DistributedEngine):
             self._engine.world.close(kill=True)
             self._engine = None
+
+    def _log_dropped(self, record: Record) -> None:
+        """Log which clients failed, but not every time; dropout was asked for."""
+        for client, why in record.failed.items():
+            self._logged += 1
+            if self._logged <= MOST_LOGGED:
+                log.warning("round %d: client %d is dropped: %s", record.round, client, why)
+            if self._logged == MOST_LOGGED + 1:
+                log.warning("more clients are dropped; all of them are in the records")
 
     def _per_client(self, tested: Evaluation | None) -> PerClient | None:
         if tested is None or tested.by_class is None or self._mixtures is None:

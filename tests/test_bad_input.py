@@ -156,6 +156,10 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
         r"no trainable parameters.*requires_grad",
     ),
     "no parameters": (lambda: federation("fedavg", model=nn.ReLU()), r"no trainable parameters"),
+    "only empty parameters": (
+        lambda: federation("fedavg", model=nn.ParameterList([torch.empty(0), torch.empty(0, 3)])),
+        r"no trainable parameters",
+    ),
     "mixed precision": (
         lambda: federation("fedavg", model=nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 3).double())),
         r"one dtype and one device.*float32.*float64.*convert the model first",

@@ -10,7 +10,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedlesam.core.buffers import Buffers
 from fedlesam.core.choices import Precision as Precision
-from fedlesam.core.module_check import check_module, one_tensor
+from fedlesam.core.module_check import check_module, one_number, one_tensor
 from fedlesam.core.slots import TensorSpec
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -33,7 +33,7 @@ class FlatModel:
         check_module(module)
         self.call: Callable[[Tensor], Tensor] = torch.compile(module) if compile else module
         parameters = [p for p in module.parameters() if p.requires_grad]
-        if not parameters:
+        if not any(p.numel() for p in parameters):
             raise ValueError(
                 "the model has no trainable parameters: nothing to train (is requires_grad False everywhere?)"
             )
@@ -43,7 +43,7 @@ class FlatModel:
                 f"all trainable parameters must have one dtype and one device, got {sorted(map(str, kinds))}; "
                 "convert the model first, e.g. model.float().to(device)"
             )
-        if not parameters[0].is_floating_point() or (parameters[0].numel() == 0 and len(parameters) == 1):
+        if not parameters[0].is_floating_point():
             raise ValueError(f"trainable parameters must be real numbers, got {parameters[0].dtype}")
         self.parameters = parameters
         self.shapes = [p.shape for p in parameters]
@@ -120,11 +120,11 @@ class FlatModel:
         """One forward and backward pass at the current weights: the gradient goes into `out`, the loss is returned."""
         if self._gradient is not out:
             self._gradient, self._grads = out, self.views(out)
+        value = one_number(loss(self.forward(x), y))
         for parameter, view in zip(self.parameters, self._grads, strict=True):
-            if parameter.grad is not view:
+            if parameter.grad is not view:  # another vector, or the model has called zero_grad
                 parameter.grad = view
         out.zero_()
-        value = loss(self.forward(x), y)
         torch.autograd.backward(value)
         for parameter, view in zip(self.parameters, self._grads, strict=True):
             if parameter.grad is not view and parameter.grad is not None:  # a model that handles gradients itself

@@ -31,6 +31,11 @@ def check_module(module: nn.Module) -> None:
                 "gradients are not supported; use sparse=False, which learns the same"
             )
     for name, parameter in module.named_parameters():
+        if parameter.requires_grad and (parameter._backward_hooks or parameter._post_accumulate_grad_hooks):
+            raise Unsupported(
+                f"the parameter {name} has a gradient hook, and copies of a model do not keep it; do the same in "
+                "forward (a mask: weight * mask), or freeze the parameter with requires_grad_(False)"
+            )
         if parameter.requires_grad and parameter.is_complex():
             raise Unsupported(
                 f"the parameter {name}: trainable parameters must be real numbers, got {parameter.dtype}; keep its "
@@ -82,6 +87,14 @@ def one_tensor(output: object) -> Tensor:
         f"the model returns a {type(output).__name__}, and one tensor of outputs is needed; wrap it in a module whose "
         "forward returns the logits alone"
     )
+
+
+def one_number(loss: object) -> Tensor:
+    """The loss of a batch, refused if it is not one number."""
+    if isinstance(loss, Tensor) and loss.numel() == 1:
+        return loss.reshape(())
+    told = f"has the shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"is a {type(loss).__name__}"
+    raise Unsupported(f"the loss of a batch {told}, and a tensor of one number is needed; return its mean, say")
 
 
 def changed_buffers(module: nn.Module, x: Tensor) -> list[str]:

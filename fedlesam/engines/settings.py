@@ -55,8 +55,8 @@ class FailurePolicy:
     """What happens when a client fails: it raises, its numbers are not finite, or its update is too large.
 
     Args:
-        on_error: "drop" leaves the client out of the round: it keeps its memory, and the record says why. "stop"
-            raises, and nothing has changed.
+        on_error: "drop" leaves the client out of the round: it keeps its memory, and the record and a logged warning
+            say why. "stop" raises the error, and nothing has changed.
         dropout: the probability that an active client never answers.
         max_update_norm: an update with a larger norm is a failure. None accepts any.
     """

@@ -35,9 +35,6 @@ from fedlesam.runs.overview import size_of
 
 Watch = Callable[[Record], None]
 
-MOST_LOGGED = 5
-"""Dropped clients that are logged during a run; all of them are in metrics.jsonl."""
-
 log = logging.getLogger("fedlesam")
 
 
@@ -170,13 +167,12 @@ def _train(
 ) -> dict[str, Any]:
     federation, journal = experiment.federation, checkpoints.journals[folder.metrics.name]
     watched = during.Watch(federation, probes, folder.probes, checkpoints.previous)
-    every, saved, logged = config.checkpoint_every, time.monotonic(), 0
+    every, saved = config.checkpoint_every, time.monotonic()
     with handle_signals(federation.halt):  # also while the end is written: who lost a peer is soon told to go
         try:
             for record in watched.train(config.rounds):
                 journal.append(named(record.as_dict(), evaluated_on(config)))
                 records.append(record.as_dict())
-                logged = _log_dropped(record, logged)
                 if watch is not None:
                     watch(record)
                 left = config.rounds - federation.state.round
@@ -210,18 +206,6 @@ def _log_and_continue(folder: RunFolder, what: str) -> Iterator[None]:
 def _due(every: int | str, done: int, seconds: float) -> bool:
     between = configs.seconds_of(every)
     return not done % int(every) if between is None else seconds >= between
-
-
-def _log_dropped(record: Record, logged: int) -> int:
-    """Log which clients failed, but not every time; dropout was asked for."""
-    failed = {client: why for client, why in (record.dropped or {}).items() if why != DROPOUT}
-    for client, why in failed.items():
-        logged += 1
-        if logged <= MOST_LOGGED:
-            log.warning("round %d: client %d is dropped: %s", record.round, client, why)
-        if logged == MOST_LOGGED + 1:
-            log.warning("more clients are dropped; all of them are in metrics.jsonl")
-    return logged
 
 
 def _check_answers(records: list[dict[str, Any]]) -> None:

@@ -9,7 +9,7 @@ from agreement import SETTINGS, assert_agree, hyper_of
 from oracle import Oracle, Weights
 from torch import Tensor, nn
 from torch.func import functional_call
-from worlds import SCHEDULE, epochs, federation, play, samples, states, steps_in, training
+from worlds import SCHEDULE, epochs, federation, mlp, play, samples, states, steps_in, training
 
 from fedlesam import algorithms
 
@@ -140,3 +140,58 @@ def test_gradients_have_a_vector_that_never_moves(make: type[Mixed]) -> None:
         assert torch.equal(torch.cat([g.reshape(-1) for g in grads if g is not None]), step.round.g)
     assert len(places[0]) == len(step.model.parameters)
     assert places[0] == places[1]
+
+
+class Meddler(nn.Sequential):
+    """Does to its own gradients, in every forward pass, what a training loop would do."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__(*mlp())
+        self.how, self.hooked = how, False
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.how == "to none":
+            self.zero_grad(set_to_none=True)
+        if self.how == "to zero":
+            self.zero_grad(set_to_none=False)
+        for parameter in self.parameters():
+            if self.how == "its own":
+                parameter.grad = torch.ones_like(parameter)
+            if self.how == "hooks" and not self.hooked:
+                parameter.register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", None))
+        self.hooked = True
+        output: Tensor = super().forward(x)
+        return output
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedsam"])
+@pytest.mark.parametrize("how", ["to none", "to zero", "its own", "hooks"])
+def test_a_model_that_meddles_with_its_gradients_learns_the_same(how: str, method: str) -> None:
+    expected, fed = federation(method), federation(method, model=Meddler(how))
+    for one in (expected, fed):
+        play(one, SCHEDULE[:2])
+    assert torch.equal(fed.weights, expected.weights)
+
+
+def test_a_loss_of_one_entry_is_a_number() -> None:
+    expected = federation("fedsam", local=training())
+    fed = federation("fedsam", local=training(loss=lambda o, y: nn.functional.cross_entropy(o, y)[None]))
+    for one in (expected, fed):
+        play(one, SCHEDULE[:2])
+    assert torch.equal(fed.weights, expected.weights)
+
+
+@pytest.mark.parametrize(
+    ("loss", "says"),
+    [
+        (
+            lambda o, y: nn.functional.cross_entropy(o, y, reduction="none"),
+            r"has the shape \(\d,\)",
+        ),
+        (lambda o, y: 0.5, "is a float, and a tensor of one number is needed"),
+    ],
+)
+def test_a_loss_that_is_not_one_number_is_no_clients_fault(loss: Any, says: str) -> None:
+    fed = federation("fedavg", local=training(loss=loss), on_client_error="drop")
+    with pytest.raises(ValueError, match=says):
+        fed.round([0])

@@ -25,6 +25,7 @@ from worlds import assert_same_bits, federation, mlp, samples, snapshot, states,
 from fedlesam import Federation, NotFinite
 from fedlesam.engines.stacked import NotStackable
 from fedlesam.engines.world import WorkerLost
+from fedlesam.federation import MOST_LOGGED
 from fedlesam.runs.config import RunConfig
 
 # Stop
@@ -59,6 +60,25 @@ def test_stop_raises_and_changes_nothing(mode: str, kind: type[Exception], engin
 def test_clients_that_fail_are_dropped_unless_told() -> None:
     """In Python and on the command line alike; a run of days must not end for one client."""
     assert Federation(mlp(), samples()).failures.on_error == RunConfig().on_client_error == "drop"
+
+
+def test_failures_are_logged_in_python_too(caplog: pytest.LogCaptureFixture) -> None:
+    """A loop that prints the accuracy alone would not show that nobody trains."""
+
+    class Broken(torch.utils.data.Dataset[tuple[Tensor, Tensor]]):
+        def __len__(self) -> int:
+            return 6
+
+        def __getitem__(self, i: int) -> tuple[Tensor, Tensor]:
+            if i:
+                raise KeyError("label")
+            return samples()[0][0][0], samples()[0][1][0]
+
+    fed = Federation(mlp(), [Broken() for _ in range(3)])
+    records = list(fed.run(3))
+    assert [len(record.failed) for record in records] == [3, 3, 3]
+    logged = [f"round {i // 3}: client {i % 3} is dropped: KeyError: 'label'" for i in range(MOST_LOGGED)]
+    assert caplog.messages == [*logged, "more clients are dropped; all of them are in the records"]
 
 
 def test_stop_stops_and_changes_nothing() -> None:

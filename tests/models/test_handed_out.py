@@ -145,6 +145,13 @@ def complex_beside_real() -> nn.Module:
     return model
 
 
+def hooked(register: str) -> nn.Module:
+    """With a mask on a gradient, which no copy of the model has."""
+    model = mlp(dtype=torch.float32)
+    getattr(model[0].weight, register)(lambda _: None)
+    return model
+
+
 REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "tuple": (lambda: Returns(lambda y: (y, y)), "the model returns a tuple, and one tensor of outputs is needed"),
     "dict": (lambda: Returns(lambda y: {"logits": y}), "the model returns a dict"),
@@ -153,6 +160,8 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "lazy": (lambda: nn.Sequential(nn.LazyLinear(3)), r"0.weight of the model has no shape yet.*call the model on one"),
     "lazy norm": (lambda: nn.Sequential(nn.Linear(5, 3), nn.LazyBatchNorm1d()), "1.weight of the model has no shape"),
     "sync": (lambda: nn.SyncBatchNorm.convert_sync_batchnorm(normed()), "the layer 1 is a SyncBatchNorm.*BatchNorm1d"),
+    "hook": (lambda: hooked("register_hook"), "the parameter 0.weight has a gradient hook, and copies"),
+    "late hook": (lambda: hooked("register_post_accumulate_grad_hook"), "the parameter 0.weight has a gradient hook"),
     "complex": (complex_beside_real, "the parameter turn: trainable parameters must be real numbers"),
 }
 

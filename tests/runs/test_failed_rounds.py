@@ -16,7 +16,7 @@ from fedlesam.cli import main
 from fedlesam.data import load
 from fedlesam.data.dataset import DataSet, Images
 from fedlesam.data.splits import make_split
-from fedlesam.federation import DROPOUT, Record
+from fedlesam.federation import DROPOUT, MOST_LOGGED, Record
 from fedlesam.report import pictures
 from fedlesam.report.ranking import ranking
 from fedlesam.runs import config as configs
@@ -25,7 +25,7 @@ from fedlesam.runs.compare import compare, plan
 from fedlesam.runs.config import RunConfig
 from fedlesam.runs.folder import RunFolder
 from fedlesam.runs.read import read_run
-from fedlesam.runs.runner import MOST_LOGGED, NoAnswers, execute
+from fedlesam.runs.runner import NoAnswers, execute
 
 # Run folders
 
@@ -183,7 +183,7 @@ def test_failures_are_logged_but_not_all_of_them(call: Call, tmp_path: Path, mor
     failed = [(r["round"], i, why) for r in records_of(tmp_path / "x") for i, why in r["dropped"].items()]
     assert len(failed) == 9
     logged = [f"warning: round {t}: client {i} is dropped: {why}" for t, i, why in failed[:MOST_LOGGED]]
-    assert warnings == [*logged, "warning: more clients are dropped; all of them are in metrics.jsonl"]
+    assert warnings == [*logged, "warning: more clients are dropped; all of them are in the records"]
     errors = [line for line in err.splitlines() if line.startswith("error: ")]
     _, first, why = failed[0]
     assert errors == [f"error: no client ever answered, so nothing was learnt; the first, client {first}: {why}"]
