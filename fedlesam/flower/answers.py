@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import torch
 from flwr.app import Message
+from torch import Tensor
 
 from fedlesam.algorithms import Algorithm
 from fedlesam.core.checks import NotFinite
@@ -29,18 +30,16 @@ class Answers:
     """The clients that had lost their memory."""
     dropped: dict[int, str] = field(default_factory=dict)
 
-    def read(
-        self, messages: Mapping[int, Message], replies: Iterable[Message], broadcast: Broadcast, form: records.Expected
-    ) -> None:
+    def read(self, sent: Mapping[int, Message], replies: Iterable[Message], w: Tensor, form: records.Expected) -> None:
         """Read the replies; an invalid one drops its client.
 
         Args:
-            messages: what was sent, by client.
+            sent: the messages, by client.
             replies: what came back.
-            broadcast: the model that was sent.
+            w: the model that was sent.
             form: of an answer.
         """
-        asked = {message.metadata.message_id: client for client, message in messages.items()}
+        asked = {message.metadata.message_id: client for client, message in sent.items()}
         for reply in replies:
             client = asked.get(reply.metadata.reply_to_message_id)
             if client is None or client in self.used:
@@ -48,19 +47,16 @@ class Answers:
             try:
                 if reply.has_error():
                     raise ValueError(reply.error.reason)
-                self.used[client], lost = records.read_answer(reply.content, client, broadcast.weights, form)
+                self.used[client], lost = records.read_answer(reply.content, client, w, form)
                 self.lost |= {client} if lost else set()
             except Exception as error:
                 self.dropped[client] = str(error)
-        for client in messages:
-            if client not in self.used:
-                self.dropped.setdefault(client, LATE)
-        if self.used:
-            usual = statistics.median_low(answer.result.lr for answer in self.used.values())
-            for client in [client for client, answer in self.used.items() if answer.result.lr != usual]:
-                lr = self.used.pop(client).result.lr
-                self.dropped[client] = f"its learning rate is {lr}, that of the others {usual}"
-        self.used = dict(sorted(self.used.items()))
+        self.dropped = {client: LATE for client in sent if client not in self.used} | self.dropped
+        rates = {client: answer.result.lr for client, answer in sorted(self.used.items())}
+        usual = statistics.median_low(rates.values()) if rates else None
+        others = {client: lr for client, lr in rates.items() if lr != usual}
+        self.dropped |= {c: f"its learning rate is {lr}, that of the others {usual}" for c, lr in others.items()}
+        self.used = {client: self.used[client] for client in rates if client not in others}
 
     def reduce(self, broadcast: Broadcast, drawn: int, by_examples: bool) -> Reduction:
         """Add the answers up; one that cannot be added drops its client.
@@ -93,11 +89,8 @@ def expected_form(algorithm: Algorithm, state: ServerState, model: FlatModel, as
     """
     w, perturbation, correction = state.weights, algorithm.perturbation, algorithm.correction
     after = correction.next_client_state({}, state.correction, LocalResult(torch.zeros_like(w), 1, 1.0))
-    uploads = flatten(
-        perturbation=perturbation.upload(perturbation.begin(w, {})),
-        correction=correction.upload({}, after),
-        buffers=state.buffers,
-    )
+    sent = {"perturbation": perturbation.upload(perturbation.begin(w, {})), "correction": correction.upload({}, after)}
+    uploads = flatten(**sent, buffers=state.buffers)
     if as_model:
         _check_as_model(algorithm, state, model, more=bool(uploads))
         uploads = dict(zip(model.names, model.views(w), strict=True))

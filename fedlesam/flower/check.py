@@ -8,12 +8,12 @@ import ssl
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from fedlesam.core.names import unknown
 
-Level = Literal["ok", "note", "missing", "insecure"]
 PRIVATE = b"PRIVATE KEY-----"
 SOON = datetime.timedelta(days=30)
 PATIENCE = 5.0
@@ -25,9 +25,12 @@ LOCAL = ":local:"
 class Finding:
     """One result of the check."""
 
-    level: Level
+    level: Literal["ok", "note", "missing", "insecure"]
     text: str
     """What was found, and the remedy."""
+
+
+ok, note, missing, insecure = (partial(Finding, level) for level in ("ok", "note", "missing", "insecure"))
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,19 @@ class Connection:
         except ValueError:
             return self.host == "localhost"
 
+    @property
+    def address(self) -> str:
+        """host:port"""
+        return f"{self.host}:{self.port}"
+
+    def exposed(self, text: str) -> Finding:
+        """What is insecure, unless the SuperLink is on this machine.
+
+        Args:
+            text: the finding.
+        """
+        return Finding("note" if self.local else "insecure", text)
+
 
 def check(app: Path, superlink: str | None = None) -> Iterator[Finding]:
     """Check an app, this machine's environment, the connection and the SuperLink.
@@ -58,15 +74,12 @@ def check(app: Path, superlink: str | None = None) -> Iterator[Finding]:
     """
     yield from check_app(app)
     yield from check_environment(os.environ)
-    connection = None
     for found in read_connection(superlink):
         if isinstance(found, Connection):
-            connection = found
+            yield from check_connection(found)
+            yield from check_superlink(found)
         else:
             yield found
-    if connection is not None:
-        yield from check_connection(connection)
-        yield from check_superlink(connection)
 
 
 def check_app(app: Path) -> Iterator[Finding]:
@@ -88,17 +101,14 @@ def check_app(app: Path) -> Iterator[Finding]:
         module = str(components.get(name, "")).partition(":")[0]
         file = app / f"{module.replace('.', '/')}.py"
         if not module or not file.exists():
-            yield Finding("missing", f"{path}: {name} is {components.get(name)!r}, and there is no {file}")
+            yield missing(f"{path}: {name} is {components.get(name)!r}, and there is no {file}")
         else:
-            yield Finding("ok", f"{name}: {components[name]}")
+            yield ok(f"{name}: {components[name]}")
     yield from _check_config(flower.get("config", {}), path)
-    keys = [file for file in sorted(app.rglob("*")) if file.is_file() and _holds_private_key(file)]
-    for file in keys:
-        yield Finding(
-            "insecure", f"{file}: a private key in the app's folder; keep keys outside of what `flwr run` packs"
-        )
+    for file in (path for path in sorted(app.rglob("*")) if path.is_file() and _holds_private_key(path)):
+        yield insecure(f"{file}: a private key in the app's folder; keep keys outside of what `flwr run` packs")
         if file.stat().st_mode & 0o077:
-            yield Finding("insecure", f"{file}: others can read this private key; chmod 600 {file}")
+            yield insecure(f"{file}: others can read this private key; chmod 600 {file}")
 
 
 def _check_config(config: Mapping[str, Any], path: Path) -> Iterator[Finding]:
@@ -106,14 +116,14 @@ def _check_config(config: Mapping[str, Any], path: Path) -> Iterator[Finding]:
 
     name = config.get("algorithm")
     if isinstance(name, str) and name not in CATALOGUE:
-        yield Finding("missing", f"{path}: {unknown('algorithm', name, CATALOGUE)}")
+        yield missing(f"{path}: {unknown('algorithm', name, CATALOGUE)}")
     if "folder" in config and not config["folder"]:
-        yield Finding("note", "folder is empty: a server that stops cannot resume; set it to a full path on the server")
+        yield note("folder is empty: a server that stops cannot resume; set it to a full path on the server")
     elif config.get("folder") and not Path(str(config["folder"])).is_absolute():
-        yield Finding("missing", f"folder {config['folder']!r} must be a full path: Flower starts the app anywhere")
+        yield missing(f"folder {config['folder']!r} must be a full path: Flower starts the app anywhere")
     clients, minimum = config.get("clients"), config.get("minimum")
     if isinstance(clients, int) and isinstance(minimum, int) and minimum > clients:
-        yield Finding("missing", f"minimum is {minimum} of {clients} clients: no round can end")
+        yield missing(f"minimum is {minimum} of {clients} clients: no round can end")
 
 
 def _holds_private_key(file: Path) -> bool:
@@ -131,14 +141,11 @@ def check_environment(environment: Mapping[str, str]) -> Iterator[Finding]:
         environment: the variables.
     """
     if environment.get("FLWR_TELEMETRY_ENABLED", "1") == "1":
-        yield Finding(
-            "note", "Flower's telemetry is on; export FLWR_TELEMETRY_ENABLED=0 on every machine to turn it off"
-        )
+        yield note("Flower's telemetry is on; export FLWR_TELEMETRY_ENABLED=0 on every machine to turn it off")
     if environment.get("FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION") != "1":
-        yield Finding(
-            "note",
+        yield note(
             "a SuperLink started here would install what an app asks for when it runs; start it with "
-            "--disable-runtime-dependency-installation",
+            "--disable-runtime-dependency-installation"
         )
 
 
@@ -148,12 +155,11 @@ def read_connection(name: str | None) -> Iterator[Finding | Connection]:
     Args:
         name: in Flower's configuration file; None takes its default.
     """
-    home = Path(os.environ.get("FLWR_HOME") or Path.home() / ".flwr")
-    path = home / "config.toml"
+    path = Path(os.environ.get("FLWR_HOME") or Path.home() / ".flwr") / "config.toml"
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8")).get("superlink", {})
     except FileNotFoundError:
-        yield Finding("missing", f"{path}: not there, so flwr knows no SuperLink; write [superlink.NAME] into it")
+        yield missing(f"{path}: not there, so flwr knows no SuperLink; write [superlink.NAME] into it")
         return
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ValueError(f"{path}: cannot be read: {error}") from error
@@ -163,15 +169,14 @@ def read_connection(name: str | None) -> Iterator[Finding | Connection]:
         raise ValueError(f"{path}: {unknown('SuperLink', str(name), known)}")
     settings = table[name]
     if "options" in settings or settings.get("address") == LOCAL:
-        yield Finding("note", f"{name} is Flower's simulation on this machine: there is no network to check")
+        yield note(f"{name} is Flower's simulation on this machine: there is no network to check")
         return
     host, _, port = str(settings.get("address", "")).rpartition(":")
     if not host or not port.isdecimal():
-        yield Finding("missing", f"{path}: the address of {name} must be host:port, got {settings.get('address')!r}")
+        yield missing(f"{path}: the address of {name} must be host:port, got {settings.get('address')!r}")
         return
     roots = settings.get("root-certificates")
-    folder = path.parent
-    certificates = (folder / Path(str(roots)).expanduser()) if roots else None
+    certificates = (path.parent / Path(str(roots)).expanduser()) if roots else None
     yield Connection(str(name), host.strip("[]"), int(port), bool(settings.get("insecure", False)), certificates)
 
 
@@ -182,17 +187,13 @@ def check_connection(connection: Connection) -> Iterator[Finding]:
         connection: of `flwr run`.
     """
     if connection.insecure:
-        level: Level = "note" if connection.local else "insecure"
         where = "fine on one machine only" if connection.local else "models and code travel in the clear"
-        yield Finding(
-            level, f"{connection.name}: insecure = true, no TLS: {where}; see docs/deploy.md for certificates"
-        )
+        text = f"{connection.name}: insecure = true, no TLS: {where}; see docs/deploy.md for certificates"
+        yield connection.exposed(text)
     elif connection.root_certificates is None:
-        yield Finding(
-            "note", f"{connection.name}: no root-certificates; the SuperLink's must be signed by a public one"
-        )
+        yield note(f"{connection.name}: no root-certificates; the SuperLink's must be signed by a public one")
     elif not connection.root_certificates.exists():
-        yield Finding("missing", f"{connection.root_certificates}: the root certificate is not there")
+        yield missing(f"{connection.root_certificates}: the root certificate is not there")
 
 
 def check_superlink(connection: Connection) -> Iterator[Finding]:
@@ -201,39 +202,33 @@ def check_superlink(connection: Connection) -> Iterator[Finding]:
     Args:
         connection: of `flwr run`.
     """
-    address = f"{connection.host}:{connection.port}"
+    address = connection.address
     if connection.root_certificates is not None and not connection.root_certificates.exists():
         return
     try:
         yield from _check_tls(connection)
     except ssl.SSLCertVerificationError as error:
-        yield Finding("insecure", f"{address}: its certificate is not accepted: {error.verify_message}")
-        return
+        yield insecure(f"{address}: its certificate is not accepted: {error.verify_message}")
     except ssl.SSLError as error:
-        yield Finding("insecure", f"{address}: does not speak TLS ({error.reason}); start it with --ssl-certfile")
-        return
+        yield insecure(f"{address}: does not speak TLS ({error.reason}); start it with --ssl-certfile")
     except OSError as error:
-        yield Finding("missing", f"{address}: cannot be reached: {error}; is the SuperLink up, and the port open?")
-        return
-    yield from _check_access(connection)
+        yield missing(f"{address}: cannot be reached: {error}; is the SuperLink up, and the port open?")
+    else:
+        yield from _check_access(connection)
 
 
 def _check_tls(connection: Connection) -> Iterator[Finding]:
     with socket.create_connection((connection.host, connection.port), PATIENCE) as plain:
         if connection.insecure:
             return
-        roots = connection.root_certificates
-        context = ssl.create_default_context(cafile=str(roots) if roots else None)
+        context = ssl.create_default_context(cafile=connection.root_certificates)
         with context.wrap_socket(plain, server_hostname=connection.host) as secure:
             shown: Any = secure.getpeercert() or {}
             version = secure.version()
     ends = datetime.datetime.fromtimestamp(ssl.cert_time_to_seconds(str(shown["notAfter"])), datetime.UTC)
     left = ends - datetime.datetime.now(datetime.UTC)
-    level: Level = "missing" if left < SOON else "ok"
-    renew = "; renew it" if left < SOON else ""
-    yield Finding(
-        level, f"{connection.host}:{connection.port}: {version}, certificate good until {ends:%Y-%m-%d}{renew}"
-    )
+    text = f"{connection.address}: {version}, certificate good until {ends:%Y-%m-%d}"
+    yield missing(f"{text}; renew it") if left < SOON else ok(text)
 
 
 def _check_access(connection: Connection) -> Iterator[Finding]:
@@ -247,40 +242,28 @@ def _check_access(connection: Connection) -> Iterator[Finding]:
     from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
     roots = connection.root_certificates.read_bytes() if connection.root_certificates else None
-    where: dict[str, Any] = {
-        "server_address": f"{connection.host}:{connection.port}",
-        "insecure": connection.insecure,
-        "root_certificates": roots,
-    }
+    where = (connection.address, connection.insecure, roots)
     private, public = generate_key_pairs()
-    fleet = FleetHttpClient.from_server_address(**where, interceptors=[NodeAuthHttpInterceptor(private, public)])
     try:
-        made = fleet.RegisterNode(RegisterNodeFleetRequest(public_key=public_key_to_bytes(public)))
-        fleet.UnregisterNode(UnregisterNodeFleetRequest(node_id=made.node_id))
-        level: Level = "note" if connection.local else "insecure"
-        yield Finding(level, "any SuperNode is accepted; start the SuperLink with --enable-supernode-auth")
-    except httpx.HTTPStatusError as error:
-        if error.response.status_code != httpx.codes.PRECONDITION_FAILED:
-            yield Finding("missing", f"this is not a SuperLink of Flower 1.41: HTTP {error.response.status_code}")
-            return
-        yield Finding("ok", "a SuperNode with an unknown key is refused")
+        with FleetHttpClient.from_server_address(*where, [NodeAuthHttpInterceptor(private, public)]) as fleet:
+            made = fleet.RegisterNode(RegisterNodeFleetRequest(public_key=public_key_to_bytes(public)))
+            fleet.UnregisterNode(UnregisterNodeFleetRequest(node_id=made.node_id))
+        yield connection.exposed("any SuperNode is accepted; start the SuperLink with --enable-supernode-auth")
     except httpx.HTTPError as error:
-        yield Finding("missing", f"this is not a SuperLink of Flower 1.41: {error}")
-        return
-    finally:
-        fleet.close()
-    control = ControlHttpClient.from_server_address(**where, interceptors=[])
+        code = error.response.status_code if isinstance(error, httpx.HTTPStatusError) else None
+        if code != httpx.codes.PRECONDITION_FAILED:
+            yield missing(f"this is not a SuperLink of Flower 1.41: {error if code is None else f'HTTP {code}'}")
+            return
+        yield ok("a SuperNode with an unknown key is refused")
     try:
-        nodes = control.ListNodes(ListNodesRequest()).nodes_info
-        online = sum(node.status == "online" for node in nodes)
-        yield Finding("ok" if online else "missing", f"{online} SuperNodes are connected")
-        level = "note" if connection.local else "insecure"
-        yield Finding(
-            level,
-            "whoever reaches this port can start runs and register SuperNodes: Flower asks for no account; let only "
-            "your own machine reach /v1/control (firewall or proxy, docs/deploy.md)",
-        )
+        with ControlHttpClient.from_server_address(*where, []) as control:
+            nodes = control.ListNodes(ListNodesRequest()).nodes_info
     except httpx.HTTPStatusError as error:
-        yield Finding("ok", f"starting runs needs an account (HTTP {error.response.status_code})")
-    finally:
-        control.close()
+        yield ok(f"starting runs needs an account (HTTP {error.response.status_code})")
+        return
+    online = sum(node.status == "online" for node in nodes)
+    yield (ok if online else missing)(f"{online} SuperNodes are connected")
+    yield connection.exposed(
+        "whoever reaches this port can start runs and register SuperNodes: Flower asks for no account; let only "
+        "your own machine reach /v1/control (firewall or proxy, docs/deploy.md)"
+    )

@@ -9,7 +9,7 @@ from typing import Any
 
 from fedlesam.core import disk
 from fedlesam.core.server import ServerState
-from fedlesam.flower.client_sums import ClientSums, StateFile
+from fedlesam.flower.client_sums import REMEDY, ClientSums, StateFile
 
 FORMAT = 1
 INDEX = "checkpoint.json"
@@ -51,10 +51,9 @@ def save(folder: Path, checkpoint: Checkpoint) -> None:
     whole = {"sha256": hashlib.sha256(body.encode()).hexdigest(), "checkpoint": index}
     disk.write_bytes(folder / INDEX, json.dumps(whole, indent=1, allow_nan=False).encode())
     named = {written.file, *(sums.file for sums in clients.values())}
-    for pattern in ("state-round*.safetensors", "client*-round*.safetensors", "*.part"):
-        for file in folder.glob(pattern):
-            if file.name not in named:
-                file.unlink(missing_ok=True)
+    for pattern in ("state-round*.safetensors", "client*-round*.safetensors", f"*{disk.PART}"):
+        for file in [file for file in folder.glob(pattern) if file.name not in named]:
+            file.unlink(missing_ok=True)
 
 
 def load(folder: Path, metadata: Mapping[str, Any]) -> Checkpoint | None:
@@ -74,9 +73,7 @@ def load(folder: Path, metadata: Mapping[str, Any]) -> Checkpoint | None:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path}: is not a checkpoint: {error}") from error
     if not good or index["format"] != FORMAT:
-        raise ValueError(
-            f"{path}: is damaged or of another version; restore it from a copy, or start in an empty folder"
-        )
+        raise ValueError(f"{path}: is damaged or of another version; {REMEDY}")
     saved = index["metadata"] if "metadata" in index else index["about"]  # earlier versions
     differences = [f"{k}: {v!r} here, {saved.get(k)!r} there" for k, v in metadata.items() if saved.get(k) != v]
     if differences:

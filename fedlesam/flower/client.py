@@ -53,9 +53,8 @@ def client_app(
 
     @app.query()
     def identify(message: Message, context: Context) -> Message:
-        return Message(
-            RecordDict({records.METRICS: MetricRecord({"client": _client_number(context)})}), reply_to=message
-        )
+        own = MetricRecord({"client": _client_number(context)})
+        return Message(RecordDict({records.METRICS: own}), reply_to=message)
 
     @app.train(mods=mods or [])
     def train(message: Message, context: Context) -> Message:
@@ -95,20 +94,17 @@ def _client_number(context: Context) -> int:
 
 def _folder_of(context: Context) -> Path | None:
     found = context.node_config.get("memory")
-    if found is None:
-        return None
-    if not isinstance(found, str) or not Path(found).is_absolute():
+    if found is not None and not (isinstance(found, str) and Path(found).is_absolute()):
         raise ValueError(f"memory of the node config must be the full path of a folder, got {found!r}")
-    return Path(found)
+    return Path(found) if found is not None else None
 
 
 def _algorithm_of(order: records.Order, own: Algorithm | None) -> Algorithm:
     """The method that the server runs. A message can name one of the catalogue; it cannot make a node import code."""
+    runs = f"the server runs {order.algorithm}"
     if own is None and order.name not in CATALOGUE:
-        raise ValueError(
-            f"the server runs {order.algorithm}, not in the catalogue: give it to client_app(algorithm=...) too"
-        )
+        raise ValueError(f"{runs}, not in the catalogue: give it to client_app(algorithm=...) too")
     rules = own if own is not None else algorithms.get(order.name, **order.hyper)
     if repr(rules) != order.algorithm:
-        raise ValueError(f"the server runs {order.algorithm}, this app {rules!r}: install the same version on both")
+        raise ValueError(f"{runs}, this app {rules!r}: install the same version on both")
     return rules

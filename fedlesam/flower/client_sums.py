@@ -18,6 +18,7 @@ from fedlesam.core.slots import Rule, State
 from fedlesam.core.state import UNREADABLE, flatten, from_bytes, to_bytes, unflatten
 
 SLOTS = ("perturbation", "correction", "server")
+REMEDY = "restore the folder from a copy, or start anew in an empty one"
 
 
 def summing_slots(algorithm: Algorithm) -> list[str]:
@@ -57,14 +58,14 @@ class StateFile:
         Args:
             folder: where the file is.
         """
-        path, remedy = folder / self.file, "restore the folder from a copy, or start anew in an empty one"
+        path = folder / self.file
         try:
             content = path.read_bytes()
             if hashlib.sha256(content).hexdigest() == self.sha256:
                 return from_bytes(content)[0]
         except UNREADABLE as error:
-            raise ValueError(f"{path}: cannot be read: {error}; {remedy}") from error
-        raise ValueError(f"{path}: is not the file that the checkpoint names (its checksum differs); {remedy}")
+            raise ValueError(f"{path}: cannot be read: {error}; {REMEDY}") from error
+        raise ValueError(f"{path}: is not the file that the checkpoint names (its checksum differs); {REMEDY}")
 
 
 @dataclass(frozen=True)
@@ -132,9 +133,5 @@ def remove_clients(
 
 
 def _uploads(answer: ClientResult, slots: list[str]) -> State:
-    uploads: dict[str, State] = {
-        "perturbation": answer.perturbation,
-        "correction": answer.correction,
-        "server": {"update": answer.result.update},
-    }
+    uploads = dict(zip(SLOTS, (answer.perturbation, answer.correction, {"update": answer.result.update}), strict=True))
     return flatten(**{slot: uploads[slot] for slot in slots})

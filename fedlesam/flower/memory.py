@@ -43,10 +43,8 @@ class Memories:
         if isinstance(record, ArrayRecord):
             return Memory.unflatten(records.tensors(record))
         file = self._file(ticket)
-        if file is None or not file.exists():
-            return None
         try:
-            return Memory.unflatten(from_bytes(file.read_bytes())[0])
+            return Memory.unflatten(from_bytes(file.read_bytes())[0]) if file is not None else None
         except UNREADABLE:
             return None
 

@@ -35,23 +35,21 @@ def exchange(grid: Grid, messages: Mapping[int, Message], timeout: float) -> tup
         The replies, and the reason of each client without one.
     """
     pushed = list(grid.push_messages(list(messages.values()))) if messages else []
-    pairs = zip(messages, pushed, strict=True) if len(pushed) == len(messages) else ()
-    waiting = {client: identity for client, identity in pairs if identity}
+    whole = len(pushed) == len(messages)
+    waiting = {client: sent for client, sent in zip(messages, pushed, strict=False) if sent and whole}
     replies: dict[int, Message] = {}
     missing = {client: "the message could not be sent" for client in messages if client not in waiting}
     deadline = time.monotonic() + timeout
     while waiting:
         for client, identity in list(waiting.items()):
             try:
-                found = list(grid.pull_messages([identity]))
+                for reply in list(grid.pull_messages([identity]))[:1]:
+                    replies[client] = reply
             except httpx.HTTPError:
                 raise
             except Exception as error:
                 missing[client] = f"the answer cannot be read: {error}"
-                del waiting[client]
-                continue
-            if found:
-                replies[client] = found[0]
+            if client in replies or client in missing:
                 del waiting[client]
         left = deadline - time.monotonic()
         if not waiting or left <= 0:

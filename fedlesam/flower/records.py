@@ -161,6 +161,10 @@ class Order:
     """Whether the answer is the client's model under the names of the received one, for Flower's privacy mods."""
 
 
+SENT = {"ticket": str, "used": str, "seed": int, "algorithm": str, "name": str, "as_model": bool}
+"""The fields of an order that are sent as they are, under their own names."""
+
+
 def order_content(order: Order, broadcast: ArrayRecord, config: Mapping[str, Any]) -> RecordDict:
     """The message for one client.
 
@@ -169,18 +173,9 @@ def order_content(order: Order, broadcast: ArrayRecord, config: Mapping[str, Any
         broadcast: its arrays, the same for all clients of a round.
         config: the user's, sent with it.
     """
-    values = {
-        **config,
-        "round": order.broadcast.round,
-        "ticket": order.ticket,
-        "used": order.used,
-        "seed": order.seed,
-        "algorithm": order.algorithm,
-        "name": order.name,
-        "hyper": json.dumps(dict(order.hyper)),
-        "as-model": order.as_model,
-    }
-    return RecordDict({ARRAYS: broadcast, CONFIG: ConfigRecord(values)})
+    values = {name.replace("_", "-"): getattr(order, name) for name in SENT}
+    values |= {"round": order.broadcast.round, "hyper": json.dumps(dict(order.hyper))}
+    return RecordDict({ARRAYS: broadcast, CONFIG: ConfigRecord({**config, **values})})
 
 
 def read_order(content: RecordDict, model: FlatModel) -> Order:
@@ -192,8 +187,8 @@ def read_order(content: RecordDict, model: FlatModel) -> Order:
     """
     config = _record(content.config_records, CONFIG)
     named = tensors(_record(content.array_records, ARRAYS))
-    as_model = bool(_value(config, "as-model", bool))
-    if as_model:
+    sent = {name: _value(config, name.replace("_", "-"), kind) for name, kind in SENT.items()}
+    if sent["as_model"]:
         if list(named) != model.names:
             raise ValueError(f"the server's model has the parameters {list(named)}, this app's has {model.names}")
         named = {"weights": torch.cat([value.reshape(-1) for value in named.values()])}
@@ -208,24 +203,13 @@ def read_order(content: RecordDict, model: FlatModel) -> Order:
     broadcast = Broadcast.unflatten(_value(config, "round", int), named)
     buffers = {name: (value.shape, value.dtype) for name, value in broadcast.buffers.items()}
     own = {name: model.state.forms[name] for name in model.state.names}
-    if buffers != own and not as_model:
-        wrong = sorted(name for name in {**buffers, **own} if buffers.get(name) != own.get(name))
-        raise ValueError(
-            f"the server's model has other buffers ({', '.join(wrong)}): both apps must make the same model"
-        )
-    ticket, used = _value(config, "ticket", str), _value(config, "used", str)
+    if buffers != own and not sent["as_model"]:
+        wrong = ", ".join(sorted(name for name in {**buffers, **own} if buffers.get(name) != own.get(name)))
+        raise ValueError(f"the server's model has other buffers ({wrong}): both apps must make the same model")
+    ticket, used = sent["ticket"], sent["used"]
     if not TICKET.fullmatch(ticket) or (used and not TICKET.fullmatch(used)):
         raise ValueError(f"a ticket must be 32 hexadecimal digits, got {ticket!r} and {used!r}")
-    return Order(
-        broadcast,
-        ticket,
-        used,
-        _value(config, "seed", int),
-        _value(config, "algorithm", str),
-        _value(config, "name", str),
-        json.loads(_value(config, "hyper", str)),
-        as_model,
-    )
+    return Order(broadcast, hyper=json.loads(_value(config, "hyper", str)), **sent)
 
 
 def answer_content(answer: ClientResult, lost: bool, anchor: Tensor, model: FlatModel | None) -> RecordDict:
@@ -238,15 +222,9 @@ def answer_content(answer: ClientResult, lost: bool, anchor: Tensor, model: Flat
         model: given where the answer must be a model.
     """
     content = arrays(answer.flatten()) if model is None else state_dict(model, anchor + answer.result.update)
-    metrics = {
-        "client": answer.client,
-        "num-examples": answer.examples,
-        "steps": answer.result.steps,
-        "lr": answer.result.lr,
-        "loss": answer.loss,
-        "lost": int(lost),
-    }
-    return RecordDict({ARRAYS: content, METRICS: MetricRecord(metrics)})
+    result, loss = answer.result, answer.loss
+    counts = {"client": answer.client, "num-examples": answer.examples, "steps": result.steps, "lost": int(lost)}
+    return RecordDict({ARRAYS: content, METRICS: MetricRecord({**counts, "lr": result.lr, "loss": loss})})
 
 
 @dataclass(frozen=True)
@@ -275,14 +253,12 @@ def read_answer(content: RecordDict, client: int, anchor: Tensor, expected: Expe
         if (value.shape, value.dtype) != expected.shapes[name]:
             shape, dtype = expected.shapes[name]
             raise ValueError(f"{name} is {tuple(value.shape)} of {value.dtype}, expected {tuple(shape)} of {dtype}")
-        if name.startswith("buffers/"):
-            continue  # may be not finite where the broadcast is, too: `Reduction` checks that
-        if value.is_floating_point() and not bool(value.isfinite().all()):
+        # buffers may be not finite where the broadcast is, too: `Reduction` checks that
+        if not name.startswith("buffers/") and value.is_floating_point() and not value.isfinite().all():
             raise ValueError(f"{name} is not finite")
-    if expected.as_model:
-        flat = torch.cat([named[name].reshape(-1) for name in expected.model.names])
-        named = {"update": flat.to(anchor.device) - anchor}
     named = {name: value.to(anchor.device) for name, value in named.items()}
+    if expected.as_model:
+        named = {"update": torch.cat([named[name].reshape(-1) for name in expected.model.names]) - anchor}
     numbers = {name: _value(metrics, name, int) for name in ("client", "num-examples", "steps", "lost")}
     numbers |= {name: float(_value(metrics, name, float)) for name in ("lr", "loss")}
     if numbers["client"] != client:
@@ -291,14 +267,9 @@ def read_answer(content: RecordDict, client: int, anchor: Tensor, expected: Expe
         raise ValueError(f"its numbers cannot be: {numbers}")
     if not math.isfinite(numbers["loss"]) or not (math.isfinite(numbers["lr"]) and numbers["lr"] > 0):
         raise ValueError(f"its loss {numbers['loss']} or learning rate {numbers['lr']} is not finite and positive")
-    answer = ClientResult(
-        client=client,
-        examples=numbers["num-examples"],
-        result=LocalResult(named.pop("update"), numbers["steps"], numbers["lr"]),
-        loss=numbers["loss"],
-        memory=Memory(),
-        **unflatten(named, "perturbation", "correction", "buffers"),
-    )
+    result = LocalResult(named.pop("update"), numbers["steps"], numbers["lr"])
+    slots = unflatten(named, "perturbation", "correction", "buffers")
+    answer = ClientResult(client, numbers["num-examples"], result, numbers["loss"], memory=Memory(), **slots)
     return answer, bool(numbers["lost"])
 
 

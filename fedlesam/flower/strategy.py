@@ -1,12 +1,11 @@
 """The strategy: the server step of this project inside a Flower ServerApp."""
 
 import copy
-import dataclasses
 import json
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from logging import INFO, WARNING
 from pathlib import Path
 from typing import Any, Literal
@@ -30,9 +29,10 @@ from fedlesam.core.server import ServerState, server_step
 from fedlesam.federation import count_active
 from fedlesam.flower import checkpoint, records
 from fedlesam.flower.answers import Answers, expected_form
-from fedlesam.flower.checkpoint import Checkpoint
 from fedlesam.flower.client_sums import ClientSums, remove_clients
 from fedlesam.flower.nodes import Nodes, exchange
+
+Messages = Iterable[Message]
 
 
 @dataclass(frozen=True)
@@ -119,15 +119,13 @@ class Strategy(FlowerStrategy):
                 f"weighting by examples does not work with {', '.join(self.algorithm.uniform_rules)}: "
                 'the server state of these rules is a plain mean over clients; use weighting="clients"'
             )
-        self.clients, self.seed, self.weighting = clients, seed, weighting
+        self.clients, self.seed, self.weighting, self.attempts = clients, seed, weighting, attempts
         self.active = count_active(active, clients)
         self.minimum = count_active(minimum, self.active)
-        self.attempts = attempts
         self.folder = Path(folder) if folder is not None else None
         check_module(model)
         records.check_state(model)
-        self.flat = FlatModel(copy.deepcopy(model))
-        self.as_model = answer == "model"
+        self.flat, self.as_model = FlatModel(copy.deepcopy(model)), answer == "model"
         self.state = ServerState.initial(self.algorithm, self.flat.weights.clone(), self.flat.buffers())
         self.used: dict[int, str] = {}
         """By client, the ticket of its last answer that was used."""
@@ -179,22 +177,18 @@ class Strategy(FlowerStrategy):
             replies, missing = exchange(grid, self._open.messages, timeout)
             self._open.dropped |= missing
             arrays, metrics = self.aggregate_train(number, list(replies.values()))
-            if arrays is None or metrics is None:
-                failed += 1
-                if failed == self.attempts:
-                    raise RuntimeError(
-                        f"round {self.state.round}: fewer than {self.minimum} answers that could be used, {failed} "
-                        "times in a row; the reasons are in the log, and the checkpoint is that of the last good round"
-                    )
-                continue
-            failed = 0
-            result.arrays, result.train_metrics_clientapp[number] = arrays, metrics
-            self._evaluate(evaluate_fn, result)
+            failed = failed + 1 if arrays is None else 0
+            if arrays is not None and metrics is not None:
+                result.arrays, result.train_metrics_clientapp[number] = arrays, metrics
+                self._evaluate(evaluate_fn, result)
+            elif failed == self.attempts:
+                raise RuntimeError(
+                    f"round {self.state.round}: fewer than {self.minimum} answers that could be used, {failed} times "
+                    "in a row; the reasons are in the log, and the checkpoint is that of the last good round"
+                )
         return result
 
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
+    def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Messages:
         """The messages of a round.
 
         Args:
@@ -207,31 +201,20 @@ class Strategy(FlowerStrategy):
             self._replace_model(arrays)
         drawn = self.draw_active(self.state.round)
         online = self.nodes.wait(grid, drawn, self.minimum)
-        broadcast, ticket = self.state.broadcast(), secrets.token_hex(16)
-        if self.as_model:
-            shared = records.state_dict(self.flat, broadcast.weights)
-        else:
-            shared = records.arrays(broadcast.flatten())
+        sent, ticket = self.state.broadcast(), secrets.token_hex(16)
+        shared = records.state_dict(self.flat, sent.weights) if self.as_model else records.arrays(sent.flatten())
+        first = records.Order(sent, ticket, "", self.seed, repr(self.algorithm), self.name, self.hyper, self.as_model)
+        how: dict[str, Any] = {"message_type": MessageType.TRAIN, "group_id": str(sent.round), "ttl": self._timeout}
         messages = {}
         for client in (client for client in drawn if client in online):
-            used = self.used.get(client, "")
-            order = records.Order(
-                broadcast, ticket, used, self.seed, repr(self.algorithm), self.name, self.hyper, self.as_model
-            )
-            messages[client] = Message(
-                records.order_content(order, shared, config),
-                dst_node_id=online[client],
-                message_type=MessageType.TRAIN,
-                group_id=str(broadcast.round),
-                ttl=self._timeout,
-            )
+            order = replace(first, used=self.used.get(client, ""))
+            content = records.order_content(order, shared, config)
+            messages[client] = Message(content, dst_node_id=online[client], **how)
         absent = {client: "its SuperNode is not connected" for client in drawn if client not in online}
-        self._open = _OpenRound(ticket, broadcast, drawn, messages, absent)
+        self._open = _OpenRound(ticket, sent, drawn, messages, absent)
         return list(messages.values())
 
-    def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+    def aggregate_train(self, server_round: int, replies: Messages) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """The next global model, or (None, None) and nothing changed if too few answers could be used.
 
         Args:
@@ -242,7 +225,7 @@ class Strategy(FlowerStrategy):
             raise ValueError("aggregate_train comes after configure_train")
         current, self._open = self._open, None
         broadcast, answers = current.broadcast, Answers(dropped=dict(current.dropped))
-        answers.read(current.messages, replies, broadcast, self._form)
+        answers.read(current.messages, replies, broadcast.weights, self._form)
         reduction = answers.reduce(broadcast, len(current.drawn), self.weighting == "examples")
         dropped, used = dict(sorted(answers.dropped.items())), answers.used
         self._log_dropped(broadcast.round, dropped)
@@ -269,13 +252,11 @@ class Strategy(FlowerStrategy):
         sizes = {"dropped": len(dropped), "bytes-down": record.bytes_down, "bytes-up": record.bytes_up}
         return self.arrays, MetricRecord({**numbers, **sizes})
 
-    def configure_evaluate(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
+    def configure_evaluate(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Messages:
         """Clients do not evaluate: give `start` an evaluate_fn."""
         return []
 
-    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+    def aggregate_evaluate(self, server_round: int, replies: Messages) -> MetricRecord | None:
         """Clients do not evaluate."""
         return None
 
@@ -318,9 +299,10 @@ class Strategy(FlowerStrategy):
         flat = FlatModel(module)
         if state.round == 0:
             state = ServerState.initial(self.algorithm, flat.weights, flat.buffers())
-        self.state, self._shown = replace(state, weights=flat.weights, buffers=flat.buffers()), arrays
+        self.state = replace(state, weights=flat.weights, buffers=flat.buffers())
         if state.round:
-            self._save()
+            self._commit(self.state, self.used, self.sums, self.rounds)
+        self._shown = arrays
 
     def _log_dropped(self, round: int, dropped: dict[int, str]) -> None:
         for client, reason in dropped.items():
@@ -330,27 +312,16 @@ class Strategy(FlowerStrategy):
 
     @property
     def _metadata(self) -> dict[str, Any]:
-        return {
-            "algorithm": repr(self.algorithm),
-            "clients": self.clients,
-            "active": self.active,
-            "seed": self.seed,
-            "weighting": self.weighting,
-            "entries": self.state.weights.numel(),
-            "dtype": str(self.state.weights.dtype),
-        }
+        weights, settings = self.state.weights, ("clients", "active", "seed", "weighting")
+        model = {"algorithm": repr(self.algorithm), "entries": weights.numel(), "dtype": str(weights.dtype)}
+        return model | {name: getattr(self, name) for name in settings}
 
     def _commit(self, state: ServerState, used: dict[int, str], sums: ClientSums, rounds: list[Round]) -> None:
         """Make the round visible at once: first on disk, then in memory."""
         if self.folder is not None:
-            lines = [dataclasses.asdict(record) for record in rounds]
-            checkpoint.save(self.folder, Checkpoint(self._metadata, state, used, sums, lines))
+            lines = [asdict(record) for record in rounds]
+            checkpoint.save(self.folder, checkpoint.Checkpoint(self._metadata, state, used, sums, lines))
         self.state, self.used, self.sums, self.rounds, self._shown = state, used, sums, rounds, None
-
-    def _save(self) -> None:
-        shown = self._shown
-        self._commit(self.state, self.used, self.sums, self.rounds)
-        self._shown = shown
 
     def _resume(self) -> None:
         found = checkpoint.load(self.folder, self._metadata) if self.folder is not None else None
@@ -358,8 +329,8 @@ class Strategy(FlowerStrategy):
             return
         self.state, self.used, self.sums = found.state, dict(found.used), found.sums
         for line in found.rounds:
-            dropped = {int(client): reason for client, reason in line["dropped"].items()}
-            self.rounds.append(Round(**{**line, "dropped": dropped}))
+            line["dropped"] = {int(client): reason for client, reason in line["dropped"].items()}
+            self.rounds.append(Round(**line))
 
     def _evaluate(self, evaluate: Callable[[int, ArrayRecord], MetricRecord | None] | None, result: Result) -> None:
         found = evaluate(self.state.round, result.arrays) if evaluate is not None else None

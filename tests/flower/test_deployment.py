@@ -97,7 +97,7 @@ def test_deployment_equals_simulation(
     torch.testing.assert_close(named["weights"], fed.weights, atol=1e-5, rtol=0)
     for slot in ("perturbation", "correction", "server"):
         for name, value in getattr(fed.state, slot).items():
-            torch.testing.assert_close(named[f"{slot}.{name}"], value, atol=1e-5, rtol=0)
+            torch.testing.assert_close(named[f"{slot}/{name}"], value, atol=1e-5, rtol=0)
     result = fed.model
     result.load_state_dict(load_file(folder / "model.safetensors"))
     assert torch.equal(nn.utils.parameters_to_vector(result.parameters()), named["weights"])
