@@ -19,12 +19,9 @@ if TYPE_CHECKING:
     from fedlesam.models.vit import vit_b32 as vit_b32
 
 _HOMES = {
-    "MODELS": "catalogue",
-    "cnn": "small",
+    **dict.fromkeys(("MODELS", "make_model"), "catalogue"),
+    **dict.fromkeys(("cnn", "lenet", "mlp"), "small"),
     "efficientnet_lite0": "efficientnet",
-    "lenet": "small",
-    "make_model": "catalogue",
-    "mlp": "small",
     "resnet18": "resnet",
     "vit_b32": "vit",
 }

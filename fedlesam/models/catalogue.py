@@ -68,10 +68,7 @@ def _options(spec: str, text: str, make: Callable[..., nn.Module]) -> dict[str, 
         key, _, value = item.partition("=")
         if key not in known:
             raise ValueError(f"model {spec}: unknown option {key!r}; it takes {', '.join(known) or 'none'}")
-        if key in TEXT:
-            options[key] = value
-        elif value.isdecimal():
-            options[key] = int(value)
-        else:
+        if key not in TEXT and not value.isdecimal():
             raise ValueError(f"model {spec}: {key} must be a whole number, got {value!r}")
+        options[key] = value if key in TEXT else int(value)
     return options

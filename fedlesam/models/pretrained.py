@@ -8,6 +8,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from fedlesam.models.small import Shape
+
 SHOWN = 8
 """Names in an error."""
 
@@ -35,22 +37,34 @@ def read_weights(path: Path, where: str) -> Mapping[str, Tensor]:
     return found
 
 
-def load_backbone(model: nn.Module, tensors: Mapping[str, Tensor], head: str, where: str) -> None:
+def check_colour(name: str, shape: Shape) -> None:
+    """Refuse pictures that are not colour.
+
+    Args:
+        name: The network's.
+        shape: (channels, height, width) of an input.
+    """
+    if shape[0] != 3:
+        raise ValueError(f"model {name}: takes colour pictures, the data has {shape[0]} channels")
+
+
+def load_backbone(model: nn.Module, path: Path, head: str, where: str) -> None:
     """Load everything but the head, which stays new.
 
     Args:
         model: The network.
-        tensors: Weights by name.
+        path: A file of weights, as for `read_weights`.
         head: How the names of the head's weights begin.
         where: The start of error messages.
 
     Raises:
-        ValueError: A weight of the backbone is missing or has another shape.
+        ValueError: The file cannot be read, or a weight of the backbone is missing or has another shape.
     """
+    tensors = read_weights(path, where)
     own = {name: value for name, value in model.state_dict().items() if not name.startswith(head)}
     missing = [name for name in own if name not in tensors]
     other = [name for name in own if name in tensors and tensors[name].shape != own[name].shape]
-    check_loaded(where, missing, other)
+    check_loaded(f"{where}: {path}", missing, other)
     model.load_state_dict({name: tensors[name] for name in own}, strict=False)
 
 
@@ -65,6 +79,5 @@ def check_loaded(where: str, missing: list[str], other: list[str]) -> None:
     for names, what in ((missing, "has no weights for"), (other, "has weights of another shape for")):
         if names:
             more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-            raise ValueError(
-                f"{where}: {what} {', '.join(names[:SHOWN])}{more} of the backbone; is it another network?"
-            )
+            shown = ", ".join(names[:SHOWN])
+            raise ValueError(f"{where}: {what} {shown}{more} of the backbone; is it another network?")

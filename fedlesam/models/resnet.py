@@ -8,8 +8,8 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from fedlesam.core.checks import check_choice, check_count
-from fedlesam.models.small import Shape
+from fedlesam.core.checks import check_choice
+from fedlesam.models.small import Shape, check_width
 
 Norm = Callable[[int], nn.Module]
 
@@ -71,8 +71,6 @@ def resnet18(shape: Shape, classes: int, width: int = 64, norm: Literal["group",
         norm: "group" or "batch".
     """
     check_choice("resnet18", "norm", norm, ("group", "batch"))
-    check_count("resnet18", "width", width, at_least=2)
-    if width % 2 and norm == "group":
-        raise ValueError(f"resnet18: width must be even, GroupNorm has 2 groups, got {width}")
+    check_width("resnet18", width, even=norm == "group")
     make: Norm = (lambda n: nn.GroupNorm(2, n)) if norm == "group" else nn.BatchNorm2d
     return ResNet18(shape[0], classes, width, make)

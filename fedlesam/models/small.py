@@ -8,6 +8,19 @@ Shape = tuple[int, int, int]
 """channels, height, width"""
 
 
+def check_width(name: str, width: int, even: bool = True) -> None:
+    """Refuse a number of channels that cannot be.
+
+    Args:
+        name: The network's.
+        width: The number.
+        even: Whether it is divided into the 2 groups of GroupNorm.
+    """
+    check_count(name, "width", width, at_least=2)
+    if width % 2 and even:
+        raise ValueError(f"{name}: width must be even, GroupNorm has 2 groups, got {width}")
+
+
 def mlp(shape: Shape, classes: int, hidden: int = 64) -> nn.Module:
     """One hidden layer.
 
@@ -29,9 +42,7 @@ def cnn(shape: Shape, classes: int, width: int = 16) -> nn.Module:
         classes: The number of classes.
         width: The channels of the first convolution, an even number; the others have two and four times as many.
     """
-    check_count("cnn", "width", width, at_least=2)
-    if width % 2:
-        raise ValueError(f"cnn: width must be even, GroupNorm has 2 groups, got {width}")
+    check_width("cnn", width)
 
     def block(inputs: int, outputs: int, *more: nn.Module) -> list[nn.Module]:
         return [nn.Conv2d(inputs, outputs, 3, padding=1, bias=False), nn.GroupNorm(2, outputs), nn.ReLU(), *more]
@@ -62,17 +73,9 @@ def lenet(shape: Shape, classes: int) -> nn.Module:
             pixels = (pixels + 2 * padding - 4) // 2
         return pixels
 
-    return nn.Sequential(
-        nn.Conv2d(channels, 64, 5, padding=padding),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(64, 64, 5, padding=padding),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Flatten(),
-        nn.Linear(64 * after(height) * after(width), 384),
-        nn.ReLU(),
-        nn.Linear(384, 192),
-        nn.ReLU(),
-        nn.Linear(192, classes),
-    )
+    def block(inputs: int) -> list[nn.Module]:
+        return [nn.Conv2d(inputs, 64, 5, padding=padding), nn.ReLU(), nn.MaxPool2d(2)]
+
+    convolutions = [*block(channels), *block(64), nn.Flatten()]
+    hidden = [nn.Linear(64 * after(height) * after(width), 384), nn.ReLU(), nn.Linear(384, 192), nn.ReLU()]
+    return nn.Sequential(*convolutions, *hidden, nn.Linear(192, classes))

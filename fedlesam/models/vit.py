@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from fedlesam.models.pretrained import check_loaded
+from fedlesam.models.pretrained import check_colour, check_loaded
 from fedlesam.models.small import Shape
 
 log = logging.getLogger(__name__)
@@ -48,8 +48,7 @@ def vit_b32(shape: Shape, classes: int, weights: str = HUB) -> nn.Module:
     Raises:
         ValueError: The package transformers is missing, or the weights are not there or not of this network.
     """
-    if shape[0] != 3:
-        raise ValueError(f"model vit-b32: takes colour pictures, the data has {shape[0]} channels")
+    check_colour("vit-b32", shape)
     try:
         import transformers
     except ModuleNotFoundError as error:
@@ -68,21 +67,15 @@ def _backbone(transformers: Any, weights: str) -> Any:
         return transformers.ViTModel(base, add_pooling_layer=False)
     path = Path(weights).expanduser()
     where = f"model vit-b32: {weights}"
-    settings: dict[str, Any] = {
-        "add_pooling_layer": False,
-        "use_safetensors": True,
-        "output_loading_info": True,
-        "ignore_mismatched_sizes": True,  # they are refused below, by name
-    }
+    name: str | None = str(path) if path.is_dir() else weights
+    settings: dict[str, Any] = {"add_pooling_layer": False, "use_safetensors": True, "output_loading_info": True}
+    settings["ignore_mismatched_sizes"] = True  # they are refused below, by name
     try:
         if path.is_file():
             beside = path.parent / "config.json"
             config = transformers.ViTConfig(**json.loads(beside.read_text("utf-8"))) if beside.is_file() else base
-            made, found = transformers.ViTModel.from_pretrained(
-                None, config=config, state_dict=load_file(path), **settings
-            )
-        else:
-            made, found = transformers.ViTModel.from_pretrained(str(path) if path.is_dir() else weights, **settings)
+            name, settings = None, settings | {"config": config, "state_dict": load_file(path)}
+        made, found = transformers.ViTModel.from_pretrained(name, **settings)
     except (OSError, ValueError, SafetensorError, RuntimeError) as error:
         reason = str(error).strip().splitlines()[0]
         raise ValueError(
