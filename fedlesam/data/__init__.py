@@ -28,22 +28,13 @@ if TYPE_CHECKING:
     from fedlesam.data.splits import split as split
 
 _HOMES = {
-    "DataSet": "dataset",
-    "Domains": "dataset",
-    "Images": "dataset",
-    "NAMES": "catalogue",
-    "SCHEMES": "splits",
-    "Shard": "dataset",
+    **dict.fromkeys(("DataSet", "Domains", "Images", "Shard", "select"), "dataset"),
+    **dict.fromkeys(("SCHEMES", "load_split", "save_split", "split"), "splits"),
+    **dict.fromkeys(("NAMES", "load"), "catalogue"),
+    **dict.fromkeys(("flip", "flip_and_crop"), "augment"),
     "Split": "_schemes",
     "check": "_check",
     "fetch": "download",
-    "flip": "augment",
-    "flip_and_crop": "augment",
-    "load": "catalogue",
-    "load_split": "splits",
-    "save_split": "splits",
-    "select": "dataset",
-    "split": "splits",
 }
 __all__ = [*_HOMES]
 __getattr__, __dir__ = lazy(__name__, _HOMES)

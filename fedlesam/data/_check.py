@@ -9,7 +9,7 @@ import numpy as np
 from fedlesam.data._files import file_digest, files_digest, plain_bytes
 from fedlesam.data._load import from_listed, from_source, source_of
 from fedlesam.data.catalogue import EMBEDDED, OFFICIAL, Official, is_domains, is_own, load, parse_domains
-from fedlesam.data.dataset import DataSet, Domains
+from fedlesam.data.dataset import DataSet
 from fedlesam.data.formats import domains
 from fedlesam.data.formats.find import alternatives
 
@@ -70,18 +70,14 @@ class Check:
         lines += [f"and {len(self.files) - SHOWN:,} more files"] if len(self.files) > SHOWN else []
         lines += [f"fingerprint: {self.data.fingerprint}"]
         if parts is not None:
-            return lines + self._by_domain(parts)
+            for number, name in enumerate(parts.names):
+                counts = np.bincount(self.data.train.y.numpy()[parts.of == number], minlength=len(self.data.classes))
+                lines += [f"domain {name}: {counts.sum():,} images, {counts.min():,} to {counts.max():,} of a class"]
+            return lines
         rows = list(zip(self.data.classes, self.train_counts, self.test_counts, strict=True))
         if len({row[1:] for row in rows}) == 1:
             return [*lines, f"every class: {rows[0][1]:,} training, {rows[0][2]:,} test images"]
         return lines + [f"class {name}: {train:,} training, {test:,} test images" for name, train, test in rows]
-
-    def _by_domain(self, parts: Domains) -> list[str]:
-        lines = []
-        for number, name in enumerate(parts.names):
-            counts = np.bincount(self.data.train.y.numpy()[parts.of == number], minlength=len(self.data.classes))
-            lines.append(f"domain {name}: {counts.sum():,} images, {counts.min():,} to {counts.max():,} of a class")
-        return lines
 
 
 def check(name: str, data_dir: Path | None = None) -> Check:

@@ -36,7 +36,7 @@ class Arrays:
     classes: tuple[str, ...]
 
     def named(self) -> dict[str, npt.NDArray[Any]]:
-        return {"train_x": self.train_x, "train_y": self.train_y, "test_x": self.test_x, "test_y": self.test_y}
+        return {name: getattr(self, name) for name in ("train_x", "train_y", "test_x", "test_y")}
 
 
 @dataclass(frozen=True)
@@ -66,22 +66,15 @@ def files_digest(root: Path, files: Iterable[Path]) -> str:
 
 
 def file_digest(path: Path, algorithm: str) -> str:
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, algorithm).hexdigest()
-    except OSError as error:
-        raise _unreadable(path, error) from error
+    return hashlib.new(algorithm, read_bytes(path), usedforsecurity=False).hexdigest()
 
 
 def read_bytes(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise _unreadable(path, error) from error
-
-
-def _unreadable(path: Path, error: OSError) -> ValueError:
-    return ValueError(f"{path}: cannot be read: {error.strerror or error}; check that it exists and its permissions")
+        reason = f"{error.strerror or error}; check that it exists and its permissions"
+        raise ValueError(f"{path}: cannot be read: {reason}") from error
 
 
 def plain_bytes(path: Path, limit: int = LIMIT) -> bytes:

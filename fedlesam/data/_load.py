@@ -54,19 +54,11 @@ def source_of(name: str, data_dir: Path | None) -> Source:
 def from_source(name: str, source: Source) -> DataSet:
     prepared = prepare(source)
     known = OFFICIAL.get(name)
-    tensors = {
-        key: torch.from_numpy(np.require(array, requirements="W")) for key, array in prepared.arrays.named().items()
-    }
-    return DataSet(
-        name=name,
-        train=Images(tensors["train_x"], tensors["train_y"]),
-        test=Images(tensors["test_x"], tensors["test_y"]),
-        classes=prepared.arrays.classes,
-        mean=known.mean if known else prepared.mean,
-        std=known.std if known else prepared.std,
-        augment=flip_and_crop if known and known.flip_and_crop else None,
-        fingerprint=prepared.fingerprint,
-    )
+    arrays, facts = prepared.arrays, known or prepared
+    x, y, *test = (torch.from_numpy(np.require(array, requirements="W")) for array in arrays.named().values())
+    data = DataSet(name, Images(x, y), Images(*test), arrays.classes, facts.mean, facts.std)
+    augment = flip_and_crop if known and known.flip_and_crop else None
+    return replace(data, augment=augment, fingerprint=prepared.fingerprint)
 
 
 def load_domains(name: str, data_dir: Path | None = None, threads: int | None = None) -> DataSet:
@@ -83,18 +75,9 @@ def from_listed(name: str, listed: domains.Listed, size: int, threads: int | Non
     total = hashlib.sha256(json.dumps([listed.domains, listed.classes, pictures.checksum]).encode())
     for array in (label, domain, test):
         total.update(b"" if array is None else array.tobytes())
-    everything = Images(torch.from_numpy(pictures.pixels), torch.from_numpy(label))
-    return DataSet(
-        name=name,
-        train=everything,
-        test=Images(everything.x[:0], everything.y[:0]),
-        classes=listed.classes,
-        mean=IMAGENET_MEAN,
-        std=IMAGENET_STD,
-        augment=flip,
-        fingerprint=total.hexdigest(),
-        domains=Domains(listed.domains, domain, test),
-    )
+    x, y = torch.from_numpy(pictures.pixels), torch.from_numpy(label)
+    data = DataSet(name, Images(x, y), Images(x[:0], y[:0]), listed.classes, IMAGENET_MEAN, IMAGENET_STD, augment=flip)
+    return replace(data, fingerprint=total.hexdigest(), domains=Domains(listed.domains, domain, test))
 
 
 def load_own(name: str) -> DataSet:
@@ -107,8 +90,8 @@ def load_own(name: str) -> DataSet:
     _check(name, data)
     if data.fingerprint:
         return data
-    parts = [np.asarray(tensor) for images in (data.train, data.test) for tensor in (images.x, images.y)]
-    return replace(data, fingerprint=fingerprint(Arrays(parts[0], parts[1], parts[2], parts[3], data.classes)))
+    x, y, u, v = (np.asarray(tensor) for images in (data.train, data.test) for tensor in (images.x, images.y))
+    return replace(data, fingerprint=fingerprint(Arrays(x, y, u, v, data.classes)))
 
 
 def _from_tensors(name: str, made: Any) -> DataSet:
@@ -153,10 +136,9 @@ def _check_part(where: str, images: Images) -> None:
         )
     if x.dtype not in (torch.uint8, torch.float32):
         raise ValueError(f"{where} x is {x.dtype}; expected uint8 or float32")
-    if y.dim() != 1 or len(y) != len(x):
-        raise ValueError(
-            f"{where} y has shape {tuple(y.shape)}; expected one class number for each of {len(x)} samples"
-        )
+    if y.shape != x.shape[:1]:
+        shape, wanted = tuple(y.shape), f"one class number for each of {len(x)} samples"
+        raise ValueError(f"{where} y has shape {shape}; expected {wanted}")
     if not len(x):
         raise ValueError(f"{where} has no samples")
     if x.dtype == torch.float32 and not bool(torch.isfinite(x).all()):
@@ -172,13 +154,9 @@ def _check(name: str, data: DataSet) -> None:
             raise ValueError(f"{where} is {_describe(images)}; expected Images(x, y) of tensors")
         _check_part(where, images)
         check_labels(images.y.numpy(), len(data.classes), where)
-    if data.train.x.shape[1:] != data.test.x.shape[1:] or data.train.x.dtype != data.test.x.dtype:
-        raise ValueError(
-            f"data {name!r}: train is {data.train.x.dtype} {tuple(data.train.x.shape[1:])}, "
-            f"test is {data.test.x.dtype} {tuple(data.test.x.shape[1:])}; they must be alike"
-        )
-    channels = data.train.x.shape[1]
-    if len(data.mean) != channels or len(data.std) != channels or not all(value > 0 for value in data.std):
-        raise ValueError(
-            f"data {name!r}: mean {data.mean} and std {data.std}; expected {channels} of each, std above 0"
-        )
+    train, test = (f"{part.x.dtype} {tuple(part.x.shape[1:])}" for part in (data.train, data.test))
+    if train != test:
+        raise ValueError(f"data {name!r}: train is {train}, test is {test}; they must be alike")
+    mean, std, channels = data.mean, data.std, data.train.x.shape[1]
+    if len(mean) != channels or len(std) != channels or not all(value > 0 for value in std):
+        raise ValueError(f"data {name!r}: mean {mean} and std {std}; expected {channels} of each, std above 0")

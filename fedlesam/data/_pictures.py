@@ -32,6 +32,8 @@ SECONDS_BETWEEN_LINES = 0.5
 NAMED = 20
 """Pictures that do not decode, named one by one."""
 
+Files = Sequence[Path]
+
 
 @dataclass(frozen=True)
 class Pictures:
@@ -49,9 +51,8 @@ def load_pictures(root: Path, files: Sequence[Path], size: int, threads: int | N
 
     The number of threads does not change the result; None takes one per core, at most 8.
     """
-    digest = files_digest(root, files)
+    digest, found = files_digest(root, files), None
     folder = cache.entry_folder("pictures", f"pictures|{VERSION}|{size}|{digest}")
-    found = None
     try:
         found = _open(folder, digest)
     except Damaged as problem:
@@ -93,16 +94,13 @@ def _checksum(pixels: Pixels) -> str:
     return total.hexdigest()
 
 
-def _decode_and_store(
-    folder: Path, root: Path, files: Sequence[Path], size: int, digest: str, threads: int
-) -> Pictures:
+def _decode_and_store(folder: Path, root: Path, files: Files, size: int, digest: str, threads: int) -> Pictures:
     log.info("decoding %s images to %d x %d", f"{len(files):,}", size, size)
     with _rows(folder, (len(files), 3, size, size)) as (rows, beside):
         skipped = _decode(rows, root, files, size, threads)
         kept = [place for place in range(len(files)) if place not in skipped]
-        for row, place in enumerate(kept):
-            if row != place:
-                rows[row] = rows[place]
+        for row, place in enumerate(kept) if skipped else ():
+            rows[row] = rows[place]
         pixels = rows[: len(kept)]
         fresh = Pictures(pixels, skipped, _checksum(pixels), cached=False)
         if beside is None or not kept:
@@ -117,10 +115,8 @@ def _decode_and_store(
                 beside.rename(folder)
             return replace(fresh, pixels=cache.mapped_array(folder / "pixels.bin", "|u1", list(pixels.shape)))
         except (OSError, Damaged) as error:
-            raise ValueError(
-                f"{folder.parent}: the decoded images cannot be kept there ({error}); set FEDLESAM_CACHE to a folder "
-                "with room"
-            ) from error
+            reason = f"the decoded images cannot be kept there ({error}); set FEDLESAM_CACHE to a folder with room"
+            raise ValueError(f"{folder.parent}: {reason}") from error
 
 
 @contextlib.contextmanager
@@ -165,15 +161,14 @@ def _decode(rows: Pixels, root: Path, files: Sequence[Path], size: int, threads:
         return skipped
 
     skipped: dict[int, str] = {}
-    logged, starts = time.monotonic(), range(0, len(files), CHUNK)
+    logged, starts, total = time.monotonic(), range(0, len(files), CHUNK), len(files)
     with ThreadPoolExecutor(threads) as pool:
         try:
             for start, found in zip(starts, pool.map(decode, starts), strict=True):
                 skipped |= found
-                done = min(start + CHUNK, len(files))
-                if time.monotonic() - logged > SECONDS_BETWEEN_LINES or done == len(files):
+                progress = {"done": min(start + CHUNK, total), "total": total, "unit": "images"}
+                if time.monotonic() - logged > SECONDS_BETWEEN_LINES or progress["done"] == total:
                     logged = time.monotonic()
-                    progress = {"done": done, "total": len(files), "unit": "images"}
                     log.info("decoded %(done)s of %(total)s %(unit)s", progress, extra=progress)
         finally:
             pool.shutdown(cancel_futures=True)  # an interrupt does not wait for the rest

@@ -4,6 +4,7 @@ import hashlib
 import heapq
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -104,9 +105,7 @@ def iid(labels: Indices, clients: int, rng: np.random.Generator) -> Split:
 def pooled(labels: Indices, clients: int, rng: np.random.Generator) -> Split:
     """One client with everything: centralised training."""
     if clients != 1:
-        raise ValueError(
-            f"the split pooled has 1 client, got {clients}: leave the number of clients out or set it to 1"
-        )
+        raise ValueError(f"the split pooled has 1 client, got {clients}: leave the number out or set it to 1")
     return Split("pooled", [np.arange(len(labels))], len(labels))
 
 
@@ -121,11 +120,9 @@ def dirichlet(labels: Indices, clients: int, rng: np.random.Generator, *, beta: 
     present = np.flatnonzero(supply)
     proportions = np.zeros((clients, len(supply)))
     proportions[:, present] = _proportions(rng, beta, len(present), clients)
-    if repeat:
-        counts = rng.multinomial(size, proportions)
-        return Split(f"dirichlet:{beta:g},repeat", _deal_refilled(labels, counts, rng), len(labels), proportions)
-    counts = _within_supply(size, proportions, supply, rng)
-    return Split(f"dirichlet:{beta:g}", _deal(labels, counts, rng), len(labels), proportions)
+    counts = rng.multinomial(size, proportions) if repeat else _within_supply(size, proportions, supply, rng)
+    scheme = f"dirichlet:{beta:g}{',repeat' if repeat else ''}"
+    return Split(scheme, _deal(labels, counts, rng), len(labels), proportions)
 
 
 def dirichlet_by_class(labels: Indices, clients: int, rng: np.random.Generator, *, beta: float) -> Split:
@@ -162,10 +159,7 @@ def pathological(labels: Indices, clients: int, rng: np.random.Generator, *, a: 
             roomiest = rng.permutation(np.flatnonzero(supply))
         holds[i, roomiest[:a]] = 1
         users += holds[i]
-    if repeat:
-        share = max(1, len(labels) // clients // a)
-        return Split(f"pathological:{a},repeat", _deal_refilled(labels, holds * share, rng), len(labels))
-    share = int((supply[users > 0] // users[users > 0]).min())
+    share = max(1, len(labels) // clients // a) if repeat else int((supply[users > 0] // users[users > 0]).min())
     if share == 0:
         most = next(n for n in range(len(labels) // a, 0, -1) if np.minimum(supply, n).sum() >= a * n)
         raise ValueError(
@@ -173,7 +167,7 @@ def pathological(labels: Indices, clients: int, rng: np.random.Generator, *, a: 
             f"a class would have more clients than samples; at most {most} clients, or allow "
             f"samples to repeat with pathological:{a},repeat"
         )
-    return Split(f"pathological:{a}", _deal(labels, holds * share, rng), len(labels))
+    return Split(f"pathological:{a}{',repeat' if repeat else ''}", _deal(labels, holds * share, rng), len(labels))
 
 
 def by_owner(owners: Sequence[object], scheme: str) -> Split:
@@ -205,9 +199,7 @@ def leave_out(domains: Domains, target: int, rng: np.random.Generator, *, per_do
     return Split(scheme, clients, len(domains.of), test=test)
 
 
-def from_callable(
-    labels: Indices, clients: int, seed: int, make: Callable[..., Sequence[Indices]], scheme: str
-) -> Split:
+def from_callable(labels: Indices, clients: int, seed: int, make: Callable[..., Any], scheme: str) -> Split:
     """A user's `make(labels, clients, seed)`, which returns the sample numbers of every client."""
     if not callable(make):
         raise ValueError(f"split {scheme}: expected a callable(labels, clients, seed), got {make!r}")
@@ -218,13 +210,13 @@ def from_callable(
     if not parts:
         raise ValueError(f"split {scheme}: returned no clients")
     for i, part in enumerate(parts):
+        where = f"split {scheme}: client {i}"
         if len(part) == 0:
-            raise ValueError(f"split {scheme}: client {i} has no samples")
+            raise ValueError(f"{where} has no samples")
         if not np.issubdtype(part.dtype, np.integer):
-            raise ValueError(f"split {scheme}: client {i} must have whole sample numbers, got {part.dtype}")
-        if part.min() < 0 or part.max() >= len(labels):
-            wrong = part.min() if part.min() < 0 else part.max()
-            raise ValueError(f"split {scheme}: client {i} has sample {wrong}, outside 0 to {len(labels) - 1}")
+            raise ValueError(f"{where} must have whole sample numbers, got {part.dtype}")
+        for wrong in part[(part < 0) | (part >= len(labels))]:
+            raise ValueError(f"{where} has sample {wrong}, outside 0 to {len(labels) - 1}")
     return Split(scheme, [part.astype(np.int64) for part in parts], len(labels))
 
 
@@ -244,37 +236,27 @@ def _within_supply(size: int, proportions: NDArray[np.float64], supply: Counts, 
     """
     counts = np.zeros(proportions.shape, dtype=np.int64)
     left = supply.astype(np.int64)
-    while True:
-        missing = size - counts.sum(1)
-        open_ = np.flatnonzero(missing)
-        if len(open_) == 0:
-            return counts
+    while len(open_ := np.flatnonzero(missing := size - counts.sum(1))):
         wish = proportions[open_] * (left > 0)
-        hopeless = wish.sum(1) < 1e-12
-        wish[hopeless] = left
+        wish[wish.sum(1) < 1e-12] = left
         wanted = rng.multinomial(missing[open_], wish / wish.sum(1, keepdims=True))
         for c in np.flatnonzero(wanted.sum(0) > left):
             wanted[:, c] = rng.multivariate_hypergeometric(wanted[:, c], left[c], method="marginals")
         counts[open_] += wanted
         left -= wanted.sum(0)
+    return counts
 
 
 def _deal(labels: Indices, counts: Counts, rng: np.random.Generator) -> list[Indices]:
-    """Assign each class's samples in a random order, `counts` (clients x classes) of them, none twice."""
-    return _assign([rng.permutation(np.flatnonzero(labels == c)) for c in range(counts.shape[1])], counts)
+    """Assign each class's samples in a random order, `counts` (clients x classes) of them.
 
-
-def _deal_refilled(labels: Indices, counts: Counts, rng: np.random.Generator) -> list[Indices]:
-    """The same, with a class shuffled and started again when it is used up."""
+    A class that is used up is shuffled and started again; no sample is assigned twice before.
+    """
     decks = []
     for c, wanted in enumerate(counts.sum(0)):
         samples = np.flatnonzero(labels == c)
         turns = -(-int(wanted) // max(1, len(samples)))
         decks.append(np.concatenate([rng.permutation(samples) for _ in range(max(1, turns))]))
-    return _assign(decks, counts)
-
-
-def _assign(decks: list[Indices], counts: Counts) -> list[Indices]:
     ends = np.cumsum(counts, axis=0)
     return [
         np.concatenate([deck[end - count : end] for deck, end, count in zip(decks, ends[i], counts[i], strict=True)])

@@ -104,11 +104,10 @@ def statistics(x: Pixels) -> tuple[tuple[float, ...], tuple[float, ...]]:
     Args:
         x: samples x channels x height x width.
     """
-    mean, std = [], []
-    values = np.arange(256) / 255
-    blocks = [x[start : start + 1000] for start in range(0, len(x), 1000)]
+    mean, std, values = [], [], np.arange(256) / 255
     for channel in range(x.shape[1]):
-        counts = sum(np.bincount(block[:, channel].ravel(), minlength=256) for block in blocks)
+        blocks = (x[start : start + 1000, channel] for start in range(0, len(x), 1000))
+        counts = sum(np.bincount(block.ravel(), minlength=256) for block in blocks)
         shares = counts / np.sum(counts)
         mean.append(float(shares @ values))
         std.append(float(np.sqrt(shares @ (values - mean[-1]) ** 2)) or 1.0)
@@ -145,18 +144,17 @@ def _store(folder: Path, fresh: Prepared) -> Prepared:
             if not (folder / "entry").exists():
                 raise
         mapped = _open(folder, fresh.source)
+        return fresh if mapped is None else replace(fresh, arrays=mapped.arrays)
     except OSError as error:
         warn_once(
             f"cannot write the cache {folder.parent} ({error.strerror or error}); data is kept in memory and decoded "
             "anew each time; set FEDLESAM_CACHE to a folder that can be written"
         )
-        return fresh
     except Damaged as problem:
         warn_once(f"the cache {folder.parent} does not keep what is written to it ({problem}); data is kept in memory")
-        return fresh
     finally:
         shutil.rmtree(beside, ignore_errors=True)
-    return fresh if mapped is None else replace(fresh, arrays=mapped.arrays)
+    return fresh
 
 
 def read_entry(folder: Path) -> dict[str, Any] | None:

@@ -53,10 +53,9 @@ class DomainSet:
 
 def _facts(kind: str) -> dict[str, dict[str, Any]]:
     found = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))[kind]
-    return {
-        name: {key: tuple(value) if isinstance(value, list) else value for key, value in facts.items()}
-        for name, facts in found.items()
-    }
+    for facts in found.values():
+        facts |= {key: tuple(value) for key, value in facts.items() if isinstance(value, list)}
+    return dict(found)
 
 
 OFFICIAL = {name: Official(name, **facts) for name, facts in _facts("official").items()}
@@ -175,14 +174,9 @@ def parse_domains(name: str) -> Request:
     for key, least in (("size", 8), ("limit", 1)):
         if key in options and not (options[key].isdecimal() and int(options[key]) >= least):
             raise ValueError(f"data {name}: {key} must be a whole number from {least}, got {options[key]!r}")
-    return Request(
-        name,
-        known,
-        None if known else Path(path).expanduser(),
-        int(options.get("size", SIZE)),
-        int(options["limit"]) if "limit" in options else None,
-        lists == "official",
-    )
+    folder = None if known else Path(path).expanduser()
+    numbers = {key: int(options[key]) for key in ("size", "limit") if key in options}
+    return Request(name, known, folder, **numbers, official_lists=lists == "official")
 
 
 def plain(name: str) -> str:

@@ -178,26 +178,20 @@ def select(data: DataSet, samples: int | None, held_out: int | float | None) -> 
     held = 0 if held_out is None else _count(held_out, total)
     wanted = total - held if samples is None else samples
     if not 1 <= wanted <= total - held:
-        beside = f" beside the {held:,} held out" if held else ""
-        raise ValueError(
-            f"data {data.name}: {wanted:,} training samples were asked for, it has {total - held:,}{beside}; "
-            "give fewer --samples"
-        )
+        there = f"{total - held:,} beside the {held:,} held out" if held else f"{total:,}"
+        asked = f"{wanted:,} training samples were asked for"
+        raise ValueError(f"data {data.name}: {asked}, it has {there}; give fewer --samples")
     chosen = _order(data.train.y.numpy())
-    return replace(
-        data,
-        train=_part(data.train, chosen[:wanted]),
-        test=data.test if held_out is None else _part(data.train, chosen[total - held :]),
-        fingerprint=f"{data.fingerprint} {wanted} of {total}{f', {held} held out' if held else ''}",
-    )
+    name = f"{data.fingerprint} {wanted} of {total}{f', {held} held out' if held else ''}"
+    test = data.test if held_out is None else _part(data.train, chosen[total - held :])
+    return replace(data, train=_part(data.train, chosen[:wanted]), test=test, fingerprint=name)
 
 
 def _count(held_out: int | float, total: int) -> int:
     count = held_out if isinstance(held_out, int) else round(held_out * total) if 0 < held_out < 1 else 0
     if not 1 <= count < total:
-        raise ValueError(
-            f"--held-out {held_out}: expected a count from 1 to {total - 1:,}, or a share between 0 and 1, such as 10%"
-        )
+        wanted = f"a count from 1 to {total - 1:,}, or a share between 0 and 1, such as 10%"
+        raise ValueError(f"--held-out {held_out}: expected {wanted}")
     return count
 
 

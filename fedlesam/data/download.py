@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from fedlesam.core.names import unknown
 from fedlesam.data.catalogue import DEFAULT_DIR, DOMAIN_SETS, EMBEDDED, OFFICIAL, Official
@@ -17,26 +18,17 @@ TIMEOUT = 30.0
 
 
 class _Bar:
-    """What pooch expects of a progress bar. It sets `total` when a transfer begins."""
+    """What pooch expects of a progress bar for one transfer. It sets `total` when that begins."""
 
     def __init__(self, file: str, progress: Progress) -> None:
-        self.file, self.progress, self.done, self.size = file, progress, 0, 0
-
-    @property
-    def total(self) -> int:
-        return self.size
-
-    @total.setter
-    def total(self, size: int) -> None:
-        self.size = size
-        self.reset()
+        self.file, self.progress, self.done, self.total = file, progress, 0, 0
 
     def reset(self) -> None:
         self.done = 0
 
     def update(self, size: int) -> None:
         self.done += size
-        self.progress(self.file, min(self.done, self.size) if self.size else self.done, self.size or None)
+        self.progress(self.file, min(self.done, self.total or self.done), self.total or None)
 
     def close(self) -> None:
         pass
@@ -71,21 +63,22 @@ def fetch(
     registry = {file: f"md5:{known.md5[file]}" for file in known.fetched}
     address = (base_url or known.base_url).rstrip("/") + "/"
     remote = pooch.create(folder, address, registry=registry, retry_if_failed=RETRIES, allow_updates=False)
+
+    def get(url: str, *where: Any) -> None:
+        bar = _Bar(url.rpartition("/")[2], progress) if progress is not None else False
+        pooch.HTTPDownloader(progressbar=bar, chunk_size=CHUNK, timeout=TIMEOUT)(url, *where)
+
     for file in known.fetched:
         path = folder / file
-        bar = _Bar(file, progress) if progress is not None else False
-        get = pooch.HTTPDownloader(progressbar=bar, chunk_size=CHUNK, timeout=TIMEOUT)
         try:
             remote.fetch(file, downloader=get)
         except (OSError, ValueError) as error:  # also those of requests
-            if path.is_file():
-                raise ValueError(
-                    f"{path}: is not the official file (md5 {known.md5[file]}); remove it, or choose another --data-dir"
-                ) from error
-            raise ValueError(
-                f"{address}{file}: cannot be fetched ({error}). Without a network: put the file {file} "
-                f"(md5 {known.md5[file]}) into the folder {folder.absolute()}"
-            ) from error
+            md5 = f"(md5 {known.md5[file]})"
+            reason = f"{path}: is not the official file {md5}; remove it, or choose another --data-dir"
+            if not path.is_file():
+                remedy = f"Without a network: put the file {file} {md5} into the folder {folder.absolute()}"
+                reason = f"{address}{file}: cannot be fetched ({error}). {remedy}"
+            raise ValueError(reason) from error
         if progress is not None:
             progress(file, path.stat().st_size, path.stat().st_size)
     return [folder / file for file in known.fetched]

@@ -76,13 +76,12 @@ def make_split(spec: str, data: DataSet, clients: int | None, seed: int) -> Spli
 def _make(spec: str, labels: Indices, data: DataSet | None, clients: int | None, seed: int) -> Split:
     name, _, argument = spec.partition(":")
     rng = np.random.default_rng(seeds.derive(seed, "split"))
-    if name in ("leave-out", "file") and data is None:
-        raise ValueError(f"split {spec}: needs the data set, not only its labels")
     if name in ("leave-out", "file", "by"):
         if name == "by":
             made = _by_file(Path(argument), len(labels))
+        elif data is None:
+            raise ValueError(f"split {spec}: needs the data set, not only its labels")
         else:
-            assert data is not None
             made = _leave_out(spec, argument, data, rng) if name == "leave-out" else load_split(Path(argument), data)
         if clients not in (None, len(made)):
             raise ValueError(f"split {made.scheme}: has {len(made)} clients, not {clients}; leave the number out")
@@ -166,15 +165,12 @@ def save_split(split: Split, data: DataSet, path: Path) -> None:
         path: The file; it is replaced as a whole.
     """
     metadata = {"scheme": split.scheme, "data": data.name, "fingerprint": data.fingerprint, "hash": split.hash}
-    tensors = {
-        "sizes": torch.from_numpy(split.sizes.astype(np.int64)),
-        "indices": torch.from_numpy(np.concatenate(split.clients).astype(np.int64)),
-        "class_counts": torch.from_numpy(split.class_counts(data.train.y.numpy(), len(data.classes)).astype(np.int64)),
-    }
-    if split.test is not None:
-        tensors["test"] = torch.from_numpy(split.test.astype(np.int64))
+    counts = split.class_counts(data.train.y.numpy(), len(data.classes))
+    arrays = {"sizes": split.sizes, "indices": np.concatenate(split.clients), "class_counts": counts}
+    arrays |= {} if split.test is None else {"test": split.test}
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(path.name + ".part")
+    tensors = {name: torch.from_numpy(array.astype(np.int64)) for name, array in arrays.items()}
     save_file(tensors, beside, metadata={"split": json.dumps(metadata)})
     beside.replace(path)
 
@@ -193,13 +189,11 @@ def load_split(path: Path, data: DataSet) -> Split:
     try:
         with safe_open(path, framework="np") as file:
             metadata = json.loads((file.metadata() or {}).get("split", "null"))
-            sizes: Indices = file.get_tensor("sizes")
-            indices: Indices = file.get_tensor("indices")
+            sizes, indices = (file.get_tensor(name) for name in ("sizes", "indices"))
             test: Indices | None = file.get_tensor("test") if "test" in file.keys() else None  # noqa: SIM118
     except (OSError, SafetensorError, ValueError, TypeError, RecursionError) as error:
-        raise ValueError(
-            one_line(f"{where}: cannot be read as a saved split: {error}; make one with `fedlesam split`")
-        ) from error
+        reason = f"cannot be read as a saved split: {error}; make one with `fedlesam split`"
+        raise ValueError(one_line(f"{where}: {reason}")) from error
     arrays = [sizes, indices] if test is None else [sizes, indices, test]
     whole = all(array.dtype == np.int64 and array.ndim == 1 and len(array) for array in arrays)
     if not isinstance(metadata, dict) or not whole or sizes.sum() != len(indices):

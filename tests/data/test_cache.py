@@ -30,7 +30,7 @@ def test_second_load_is_mapped(tmp_path: Path, cache: Path, monkeypatch: pytest.
     source = source_of("cifar10", tmp_path)
     first = prepare(source)
     assert not first.cached
-    monkeypatch.setattr("fedlesam.data.formats.cifar._decode", None)
+    monkeypatch.setattr("fedlesam.data.formats.cifar.tar_members", None)
     second = prepare(source_of("cifar10", tmp_path))
     assert second.cached
     for one in (first, second):

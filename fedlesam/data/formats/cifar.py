@@ -1,6 +1,6 @@
 """CIFAR-10 and CIFAR-100 as their authors publish them: records of label bytes and pixels, or pickled batches."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,11 +24,10 @@ Part = tuple[Pixels, Labels]
 ReadBatch = Callable[[bytes, str, Official], Part]
 
 
-def _batches(known: Official, suffix: str) -> tuple[tuple[str, ...], str]:
-    """The training files and the test file."""
-    if known.name == "cifar100":
-        return (f"train{suffix}",), f"test{suffix}"
-    return tuple(f"data_batch_{i}{suffix}" for i in range(1, 6)), f"test_batch{suffix}"
+def _names(known: Official, suffix: str) -> list[str]:
+    """The training files, and last the test file."""
+    stems = [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"] if known.name == "cifar10" else ["train", "test"]
+    return [f"{stem}{suffix}" for stem in stems]
 
 
 def _pickled(data: bytes, where: str, known: Official) -> Part:
@@ -48,12 +47,9 @@ def _pickled(data: bytes, where: str, known: Official) -> Part:
 
 
 def _labels(values: Any) -> Labels | None:
-    if isinstance(values, list) and not all(type(v) is int and abs(v) < 2**31 for v in values):
-        return None
-    if not isinstance(values, list | np.ndarray):
-        return None
-    labels = np.asarray(values, dtype=np.int64)
-    return labels if labels.ndim == 1 else None
+    if isinstance(values, list) and all(type(v) is int and abs(v) < 2**31 for v in values):
+        return np.asarray(values, dtype=np.int64)
+    return values.astype(np.int64) if isinstance(values, np.ndarray) and values.ndim == 1 else None
 
 
 def _records(data: bytes, where: str, known: Official) -> Part:
@@ -66,37 +62,26 @@ def _records(data: bytes, where: str, known: Official) -> Part:
     return rows[:, heads:].reshape(-1, *known.shape), rows[:, heads - 1].astype(np.int64)
 
 
-def _decode(known: Official, contents: Mapping[str, bytes], where: Path, suffix: str, read: ReadBatch) -> Arrays:
-    train_names, test_name = _batches(known, suffix)
-    absent = [name for name in (*train_names, test_name) if name not in contents]
+def _decode(known: Official, path: Path, suffix: str, read: ReadBatch) -> Arrays:
+    """From the archive or the folder `path`."""
+    names = _names(known, suffix)
+    contents = {name: read_bytes(path / name) for name in names} if path.is_dir() else tar_members(path, names)
+    absent = [name for name in names if name not in contents]
     if absent:
-        raise ValueError(f"{where}: holds no {', '.join(absent)}; {fetch_hint(known.name, where.parent)}")
+        raise ValueError(f"{path}: holds no {', '.join(absent)}; {fetch_hint(known.name, path.parent)}")
     parts = {}
-    for name in (*train_names, test_name):
-        place = f"{where}, {name}"
+    for name in names:
+        place = f"{path}, {name}"
         x, y = parts[name] = read(contents[name], place, known)
         if not len(x):
             raise ValueError(f"{place}: holds no images; truncated, get it again")
         check_labels(y, len(known.classes), place)
-    sizes = {name: len(parts[name][1]) for name in train_names}
+    test_x, test_y = parts.pop(names[-1])
+    sizes = {name: len(y) for name, (_, y) in parts.items()}
     if len(set(sizes.values())) > 1:
-        raise ValueError(f"{where}: training batches of different sizes {sizes}; one is truncated, get it again")
-    arrays = Arrays(
-        np.concatenate([parts[name][0] for name in train_names]),
-        np.concatenate([parts[name][1] for name in train_names]),
-        np.ascontiguousarray(parts[test_name][0]),
-        parts[test_name][1],
-        known.classes,
-    )
-    return check_all_classes(arrays, str(where))
-
-
-def _read(known: Official, path: Path, suffix: str, read: ReadBatch) -> Arrays:
-    """From the archive or the folder `path`."""
-    train, test = _batches(known, suffix)
-    names = (*train, test)
-    contents = {name: read_bytes(path / name) for name in names} if path.is_dir() else tar_members(path, names)
-    return _decode(known, contents, path, suffix, read)
+        raise ValueError(f"{path}: training batches of different sizes {sizes}; one is truncated, get it again")
+    x, y = np.concatenate([x for x, _ in parts.values()]), np.concatenate([y for _, y in parts.values()])
+    return check_all_classes(Arrays(x, y, np.ascontiguousarray(test_x), test_y, known.classes), str(path))
 
 
 def find(known: Official, root: Path) -> list[Source]:
@@ -104,15 +89,14 @@ def find(known: Official, root: Path) -> list[Source]:
     base = f"cifar-{known.name.removeprefix('cifar')}"
     found = []
     for version, short, suffix, read in (("binary", "bin", ".bin", _records), ("python", "py", "", _pickled)):
+        form = f"{version} archive"
         for path in (root / f"{base}-{version}.tar.gz", root / f"{base}-{version}.tar"):
             if path.is_file():
-                decode = partial(_read, known, path, suffix, read)
-                found.append(Source(known.name, f"{version} archive", root, (path,), decode))
+                found.append(Source(known.name, form, root, (path,), partial(_decode, known, path, suffix, read)))
         folder = root / (f"{base}-batches-{short}" if known.name == "cifar10" else f"{base}-{version}")
         if folder.is_dir():
-            train, test = _batches(known, suffix)
-            files = tuple(folder / name for name in (*train, test))
+            files = tuple(folder / name for name in _names(known, suffix))
             missing = tuple(file for file in files if not file.is_file())
-            decode = partial(_read, known, folder, suffix, read)
-            found.append(Source(known.name, f"{version} archive, extracted", root, files, decode, missing))
+            decode = partial(_decode, known, folder, suffix, read)
+            found.append(Source(known.name, f"{form}, extracted", root, files, decode, missing))
     return found

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -43,29 +43,25 @@ def find(request: Request, data_dir: Path | None) -> Listed:
         return _from_folders(request, request.path, _folders(request.path))
     assert request.known is not None
     root, found = _locate(request.known, data_dir)
-    lists = [root / f"{domain}_{part}.txt" for domain in request.known.domains for part in ("train", "test")]
-    there = [path for path in lists if path.is_file()]
-    if request.known.lists and (there or request.official_lists):
-        if len(there) < len(lists):
-            missing = [path.name for path in lists if path not in there]
-            raise ValueError(
-                f"{root}: of the list files of {request.known.name} {_some(missing)} are missing; found "
-                f"{_some([path.name for path in there])}. Add them; without any list file the folders are read"
-            )
-        return _from_lists(request, root)
-    return _from_folders(request, root, found)
+    lists = [f"{domain}_{part}.txt" for domain in request.known.domains for part in ("train", "test")]
+    there = [name for name in lists if (root / name).is_file()]
+    if not (request.known.lists and (there or request.official_lists)):
+        return _from_folders(request, root, found)
+    if missing := [name for name in lists if name not in there]:
+        raise ValueError(
+            f"{root}: of the list files of {request.known.name} {_some(missing)} are missing; found {_some(there)}. "
+            "Add them; without any list file the folders are read"
+        )
+    return _from_lists(request, root)
 
 
 def _locate(known: DomainSet, data_dir: Path | None) -> tuple[Path, dict[str, Path]]:
     base = Path(data_dir if data_dir is not None else DEFAULT_DIR).expanduser()
     places = [place / below for place in (base, base / known.name) for below in ("", *known.folders)]
     wanted = {plain(domain): domain for domain in known.domains}
-    best: tuple[Path, dict[str, Path]] = base, {}
-    for root in places:
-        found = {wanted[plain(name)]: path for name, path in _folders(root).items() if plain(name) in wanted}
-        if len(found) > len(best[1]):
-            best = root, found
-    root, found = best
+    named = [{plain(name): path for name, path in _folders(root).items() if plain(name) in wanted} for root in places]
+    root, best = max(zip(places, named, strict=True), key=lambda place: len(place[1]))
+    found = {wanted[name]: path for name, path in best.items()}
     missing = [domain for domain in known.domains if domain not in found]
     if not found:
         raise ValueError(
@@ -96,19 +92,15 @@ def _from_folders(request: Request, root: Path, domains: dict[str, Path]) -> Lis
         )
     found = {name: folders.listing(path) for name, path in domains.items()}
     classes = sorted({name for listing in found.values() for name in listing})
-    for name, listing in found.items():
-        missing = [wanted for wanted in classes if wanted not in listing]
-        if missing:
+    groups: _Groups = {}
+    for domain, listing in found.items():
+        if missing := [name for name in classes if name not in listing]:
             raise ValueError(
-                f"{domains[name]}: the class folders {_some(missing)} are missing, which other domains have; found "
+                f"{domains[domain]}: the class folders {_some(missing)} are missing, which other domains have; found "
                 f"{_some(list(listing))}"
             )
+        groups |= {(domain, number, False): listing[name] for number, name in enumerate(classes)}
     _check_classes(request, root, classes)
-    groups = {
-        (domain, number, False): listing[name]
-        for domain, listing in found.items()
-        for number, name in enumerate(classes)
-    }
     return _listed(request, "domain folders", root, tuple(found), tuple(classes), groups)
 
 
@@ -145,8 +137,8 @@ def _from_lists(request: Request, root: Path) -> Listed:
         raise ValueError(
             f"{root}: {len(absent):,} images of the list files are not there, e.g. {absent[0]}; extract all archives"
         )
-    order = {domain: number for number, domain in enumerate(request.known.domains)}
-    groups = dict(sorted(groups.items(), key=lambda item: (order[item[0][0]], *item[0][1:])))
+    order = request.known.domains
+    groups = dict(sorted(groups.items(), key=lambda item: (order.index(item[0][0]), *item[0][1:])))
     return _listed(request, "list files", root, request.known.domains, classes, groups)
 
 
@@ -173,16 +165,14 @@ def _listed(
     described = np.array([(label, domains.index(domain), test) for domain, label, test in groups], np.int64)
     label, domain, test = np.repeat(described, [len(files) for files in chosen], axis=0).T.copy()
     images = tuple(path for files in chosen for path in files)
-    return Listed(
-        form, root, domains, classes, images, label, domain, test.astype(bool) if request.official_lists else None
-    )
+    listed = Listed(form, root, domains, classes, images, label, domain)
+    return replace(listed, test=test.astype(bool)) if request.official_lists else listed
 
 
 def _spread(files: list[Path], limit: int | None) -> list[Path]:
     """At most `limit` of them, evenly spaced, since neighbours by name are often alike."""
-    if limit is None or len(files) <= limit:
-        return files
-    return [files[i * len(files) // limit] for i in range(limit)]
+    count = len(files) if limit is None else min(limit, len(files))
+    return [files[i * len(files) // count] for i in range(count)]
 
 
 def _some(names: list[str]) -> str:

@@ -22,8 +22,7 @@ def listing(part: Path) -> Listing:
         if folder.name.startswith(".") or not folder.is_dir():
             continue
         entries = sorted(entry for entry in folder.iterdir() if not entry.name.startswith("."))
-        nested = next((entry for entry in entries if entry.is_dir()), None)
-        if nested is not None:
+        for nested in filter(Path.is_dir, entries):
             raise ValueError(f"{nested}: a folder inside a class; put its images into {folder}")
         classes[folder.name] = [entry for entry in entries if entry.suffix.lower() in images.SUFFIXES]
         if not classes[folder.name]:
@@ -34,22 +33,19 @@ def listing(part: Path) -> Listing:
     return classes
 
 
-def _shape(parts: list[Listing]) -> tuple[int, int, int]:
+def _shape(paths: tuple[Path, ...]) -> tuple[int, int, int]:
     """Of all images: grey only if every one is. A ValueError names the first of another size."""
-    first: tuple[Path, images.Header] | None = None
+    first = images.header(read_bytes(paths[0]), str(paths[0]))
     grey = True
-    for path in (path for part in parts for paths in part.values() for path in paths):
+    for path in paths:
         found = images.header(read_bytes(path), str(path))
         grey = grey and found.grey
-        if first is None:
-            first = path, found
-        elif found[:2] != first[1][:2]:
+        if found[:2] != first[:2]:
             raise ValueError(
-                f"{path}: the image is {found.width} x {found.height}, but {first[0]} is {first[1].width} x "
-                f"{first[1].height}; all images must have the same size, resize them first"
+                f"{path}: the image is {found.width} x {found.height}, but {paths[0]} is {first.width} x "
+                f"{first.height}; all images must have the same size, resize them first"
             )
-    assert first is not None
-    return 1 if grey else 3, first[1].height, first[1].width
+    return 1 if grey else 3, first.height, first.width
 
 
 def _read(part: Listing, numbers: dict[str, int], shape: tuple[int, int, int]) -> tuple[Pixels, Labels]:
@@ -61,13 +57,11 @@ def _read(part: Listing, numbers: dict[str, int], shape: tuple[int, int, int]) -
 
 
 def _decode(root: Path, train: Listing, test: Listing) -> Arrays:
-    classes = tuple(train)
-    numbers = {name: number for number, name in enumerate(classes)}
     foreign = sorted(set(test) - set(train))
     if foreign:
         raise ValueError(f"{root / 'test' / foreign[0]}: a class that {root / 'train'} does not have")
-    shape = _shape([train, test])
-    return Arrays(*_read(train, numbers, shape), *_read(test, numbers, shape), classes)
+    numbers, shape = {name: number for number, name in enumerate(train)}, _shape(_files(train, test))
+    return Arrays(*_read(train, numbers, shape), *_read(test, numbers, shape), tuple(train))
 
 
 def _decode_official(known: Official, root: Path, train: Listing, test: Listing) -> Arrays:

@@ -55,11 +55,15 @@ def _part(known: Official, images: Path, labels: Path) -> tuple[Any, Any]:
     if x.shape[1:] != known.shape[1:]:
         raise ValueError(f"{images}: images of {x.shape[1:]}, expected {known.shape[1:]}; this is not {known.name}")
     if len(x) != len(y) or not len(x):
-        raise ValueError(
-            f"{images}: {len(x)} images, but {labels.name} has {len(y)} labels; they do not belong together"
-        )
+        counts = f"{len(x)} images, but {labels.name} has {len(y)} labels"
+        raise ValueError(f"{images}: {counts}; they do not belong together")
     check_labels(y, len(known.classes), str(labels))
     return x[:, None], y
+
+
+def _spellings(root: Path, part: str) -> list[Path]:
+    stems = (part, part.replace("-idx", ".idx"))
+    return [root / f"{stem}-ubyte{suffix}" for stem in stems for suffix in ("", ".gz")]
 
 
 def _decode(known: Official, files: tuple[Path, ...]) -> Arrays:
@@ -67,16 +71,10 @@ def _decode(known: Official, files: tuple[Path, ...]) -> Arrays:
     return check_all_classes(arrays, str(files[1]))
 
 
-def _names(part: str) -> list[str]:
-    dotted = part.replace("-idx", ".idx")
-    return [f"{stem}-ubyte{suffix}" for stem in (part, dotted) for suffix in ("", ".gz")]
-
-
 def find(known: Official, root: Path) -> list[Source]:
     """The four files in `root`, each in any of its spellings."""
-    chosen = [next((root / name for name in _names(part) if (root / name).is_file()), None) for part in PARTS]
-    if not any(chosen):
-        return []
-    files = tuple(path or root / f"{part}-ubyte.gz" for path, part in zip(chosen, PARTS, strict=True))
+    files = tuple(next(filter(Path.is_file, _spellings(root, part)), root / f"{part}-ubyte.gz") for part in PARTS)
     missing = tuple(path for path in files if not path.is_file())
+    if len(missing) == len(PARTS):
+        return []
     return [Source(known.name, "idx files", root, files, partial(_decode, known, files), missing)]

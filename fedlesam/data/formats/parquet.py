@@ -12,7 +12,7 @@ from fedlesam.data.catalogue import Official, fetch_hint
 from fedlesam.data.formats import images
 
 IMAGE_COLUMNS = ("img", "image")
-SHARD = re.compile(r".*-(\d+)-of-(\d+)\.parquet")
+SHARD = re.compile(r".*-\d+-of-(\d+)\.parquet")
 ROWS = 1000
 """Read at a time."""
 
@@ -76,10 +76,9 @@ def _decode(known: Official, train: tuple[Path, ...], test: tuple[Path, ...]) ->
     parts: list[tuple[Pixels, Labels]] = []
     for paths in (train, test):
         read = [_file(known, path) for path in paths]
-        x, y = np.concatenate([x for x, _ in read]), np.concatenate([y for _, y in read])
-        if not len(x):
+        parts.append((np.concatenate([x for x, _ in read]), np.concatenate([y for _, y in read])))
+        if not len(parts[-1][0]):
             raise ValueError(f"{paths[0]}: holds no rows; {fetch_hint(known.name, paths[0].parent)}")
-        parts.append((x, y))
     return check_all_classes(Arrays(*parts[0], *parts[1], known.classes), str(train[0]))
 
 
@@ -89,12 +88,9 @@ def _shards(folder: Path, part: str) -> tuple[tuple[Path, ...], tuple[Path, ...]
     if whole.is_file():
         return (whole,), ()
     found = tuple(sorted(folder.glob(f"{part}-*.parquet")))
-    numbered = [match for path in found if (match := SHARD.fullmatch(path.name))]
-    count = max((int(match[2]) for match in numbered), default=0)
-    if count > 10_000 or not numbered:
-        return found, ()
-    wanted = [folder / f"{part}-{i:05d}-of-{count:05d}.parquet" for i in range(count)]
-    return found, tuple(path for path in wanted if path not in found)
+    count = max((int(match[1]) for path in found if (match := SHARD.fullmatch(path.name))), default=0)
+    wanted = [folder / f"{part}-{i:05d}-of-{count:05d}.parquet" for i in range(count if count <= 10_000 else 0)]
+    return found, tuple(path for path in wanted if path not in found) if found else (whole,)
 
 
 def find(known: Official, root: Path) -> list[Source]:
@@ -102,10 +98,7 @@ def find(known: Official, root: Path) -> list[Source]:
     sources = []
     for folder in (root, root / "data", root / "plain_text"):
         (train, gaps), (test, test_gaps) = _shards(folder, "train"), _shards(folder, "test")
-        missing = (*gaps, *test_gaps)
-        if train or test:
-            missing += () if train else (folder / "train.parquet",)
-            missing += () if test else (folder / "test.parquet",)
+        if files := (*train, *test):
             decode = partial(_decode, known, train, test)
-            sources.append(Source(known.name, "parquet", root, (*train, *test), decode, missing))
+            sources.append(Source(known.name, "parquet", root, files, decode, (*gaps, *test_gaps)))
     return sources
