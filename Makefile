@@ -61,7 +61,7 @@ test-lowest: $(LOWEST)/.installed
 	tests/lowest.sh $(LOWEST)/bin
 
 test-slow: check
-	$(BIN)/pytest -m slow
+	$(BIN)/pytest -n 2 -m slow
 
 torture: $(VENV)/.installed-dev
 	$(BIN)/python tests/reliability/torture.py

@@ -1,12 +1,14 @@
-"""One thread, Ctrl-C that works, and property tests that try the same examples on every machine."""
+"""One thread, in started programs too, Ctrl-C that works, and properties tried on the same examples everywhere."""
 
 import contextlib
+import os
 import signal
 
 import torch
 from hypothesis import HealthCheck, settings
 
 torch.set_num_threads(1)
+os.environ["OMP_NUM_THREADS"] = "1"
 settings.register_profile(
     "house", deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow]
 )

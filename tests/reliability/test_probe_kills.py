@@ -20,10 +20,11 @@ INSTANTS = [
     Plan("before replace checkpoints/round000002.json"),
     Plan("after replace checkpoints/round000002.json"),
     Plan("committed 2"),
-    *(Plan("half write_text .probes.jsonl", nth) for nth in (1, 8, 9, 11)),
-    *(Plan("after replace probes.jsonl", nth) for nth in (4, 10)),
+    Plan("half write_text .probes.jsonl", 8),
+    Plan("after replace probes.jsonl", 10),
     Plan("half pwrite metrics.jsonl", 3),
 ]
+MORE = [*(Plan("half write_text .probes.jsonl", nth) for nth in (1, 9, 11)), Plan("after replace probes.jsonl", 4)]
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +56,11 @@ def alike(run: Path, config: RunConfig) -> bool:
     return RunFolder(run).read_config().algorithm == config.algorithm
 
 
-@pytest.mark.parametrize("plan", INSTANTS, ids=lambda plan: f"{plan.pattern}, {plan.nth}")
+@pytest.mark.parametrize(
+    "plan",
+    [*INSTANTS, *(pytest.param(plan, marks=pytest.mark.slow) for plan in MORE)],
+    ids=lambda plan: f"{plan.pattern}, {plan.nth}",
+)
 def test_killed_once(plan: Plan, references: References, tmp_path: Path) -> None:
     case = Case(tmp_path, probed())
     expected = expected_lines(references, case.config)
