@@ -1,3 +1,4 @@
+# ruff: noqa: I001
 """Measure sharpness, curvature, drift and loss surfaces. Probes read training and never change it.
 
 loss = fl.probes.GlobalLoss.of(fed, samples=1000)
@@ -9,27 +10,16 @@ from typing import TYPE_CHECKING
 
 from fedlesam.core.lazy import lazy
 
-if TYPE_CHECKING:
-    from fedlesam.probes.base import Look as Look
-    from fedlesam.probes.base import Probe as Probe
-    from fedlesam.probes.drift import Drift as Drift
-    from fedlesam.probes.drift import DriftProbe as DriftProbe
-    from fedlesam.probes.drift import drift_of as drift_of
-    from fedlesam.probes.estimate import Estimate as Estimate
+if TYPE_CHECKING:  # a line for each module
+    from fedlesam.probes.base import Look as Look, Probe as Probe
+    from fedlesam.probes.drift import Drift as Drift, DriftProbe as DriftProbe, drift_of as drift_of
+    from fedlesam.probes.estimate import Estimate as Estimate, cosine as cosine
     from fedlesam.probes.estimate import constant_perturbations as constant_perturbations
-    from fedlesam.probes.estimate import cosine as cosine
-    from fedlesam.probes.hessian import Hessian as Hessian
-    from fedlesam.probes.hessian import eigenvalues as eigenvalues
-    from fedlesam.probes.hessian import trace as trace
+    from fedlesam.probes.hessian import Hessian as Hessian, eigenvalues as eigenvalues, trace as trace
     from fedlesam.probes.loss import GlobalLoss as GlobalLoss
-    from fedlesam.probes.readings import Reading as Reading
-    from fedlesam.probes.readings import Surface as Surface
-    from fedlesam.probes.sharpness import Rise as Rise
-    from fedlesam.probes.sharpness import Sharpness as Sharpness
-    from fedlesam.probes.sharpness import rise as rise
-    from fedlesam.probes.surface import Grid as Grid
-    from fedlesam.probes.surface import directions as directions
-    from fedlesam.probes.surface import surface_of as surface_of
+    from fedlesam.probes.readings import Reading as Reading, Surface as Surface
+    from fedlesam.probes.sharpness import Rise as Rise, Sharpness as Sharpness, rise as rise
+    from fedlesam.probes.surface import Grid as Grid, directions as directions, surface_of as surface_of
 
 _NAMES = {
     "base": ("Look", "Probe"),

@@ -13,7 +13,6 @@ from fedlesam.core.checks import check_params, param
 from fedlesam.core.computing import compute_context
 from fedlesam.federation import Federation
 from fedlesam.probes.loss import GlobalLoss
-from fedlesam.probes.replay import heard
 
 Values = dict[str, float]
 Tick = Callable[[int, int], None]
@@ -38,11 +37,6 @@ class Look:
     tick: Tick = lambda done, of: None
     missing: list[str] = field(default_factory=list)
 
-    @property
-    def active(self) -> list[int]:
-        """The clients that take part in the coming round, without those that dropout silences."""
-        return heard(self.federation)
-
 
 @dataclass(frozen=True)
 class Probe:
@@ -55,6 +49,8 @@ class Probe:
     name: ClassVar[str]
     at_end: ClassVar[bool] = True
     """Also measured of the last model, from which no round is trained."""
+    reads_previous: ClassVar[bool] = False
+    """Needs the global model of one round before."""
 
     every: int = param(10, at_least=1, whole=True)
 
@@ -62,11 +58,6 @@ class Probe:
     def reads_memories(self) -> bool:
         """Whether it needs the memories of the clients."""
         return not self.at_end
-
-    @property
-    def reads_previous(self) -> bool:
-        """Whether it needs the global model of one round before."""
-        return False
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -103,11 +94,9 @@ class Probe:
         """
         with run_context(look.federation):
             values, metadata = self.measure(look)
-        finite = {name: value for name, value in values.items() if math.isfinite(value)}
-        wrong = [name for name in values if name not in finite]
-        if wrong:
+        if wrong := [name for name, value in values.items() if not math.isfinite(value)]:
             look.missing.append(f"not a finite number: {', '.join(wrong)}")
-        return finite, {**self.settings, **metadata}
+        return {name: values[name] for name in values if name not in wrong}, {**self.settings, **metadata}
 
 
 @dataclass(frozen=True)

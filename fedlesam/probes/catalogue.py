@@ -1,7 +1,8 @@
 """Probes by the text a user types, e.g. `sharpness:radius=0.05,every=20`."""
 
 import dataclasses
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, TypeVar
 
 from fedlesam.algorithms import Algorithm
 from fedlesam.core.names import unknown
@@ -13,8 +14,10 @@ from fedlesam.probes.hessian import Hessian
 from fedlesam.probes.sharpness import Sharpness
 from fedlesam.probes.surface import Grid
 
+T = TypeVar("T")
 PROBES: dict[str, type[Probe]] = {probe.name: probe for probe in (Sharpness, Hessian, DriftProbe, Estimate)}
-OFFLINE = (*PROBES, "surface")
+YES_OR_NO = {"yes": True, "true": True, "no": False, "false": False}
+OFFLINE: dict[str, type[Probe | Grid]] = {**PROBES, "surface": Grid}
 
 
 def parse(text: str) -> list[Probe]:
@@ -23,12 +26,13 @@ def parse(text: str) -> list[Probe]:
     Args:
         text: Such as `sharpness:every=5 drift`.
     """
-    found = [_one(word) for word in text.split()]
-    names = [probe.name for probe in found]
-    for name in names:
-        if names.count(name) > 1:
-            raise ValueError(f"probe {name} is named twice; a run takes each at most once")
-    return found
+    found = {}
+    for word in text.split():
+        probe = _one(word)
+        if probe.name in found:
+            raise ValueError(f"probe {probe.name} is named twice; a run takes each at most once")
+        found[probe.name] = probe
+    return list(found.values())
 
 
 def parse_offline(text: str) -> Probe | Grid:
@@ -37,12 +41,7 @@ def parse_offline(text: str) -> Probe | Grid:
     Args:
         text: Such as `hessian:k=5` or `surface:dims=1`.
     """
-    name = text.partition(":")[0]
-    if name == "surface":
-        return Grid(**_options(text, Grid))
-    if name not in PROBES:
-        raise unknown("probe", name, OFFLINE)
-    return _one(text)
+    return _made(text, OFFLINE)
 
 
 def attach(text: str | None, federation: Federation) -> list[Probe]:
@@ -71,12 +70,16 @@ def fitting(text: str | None, algorithm: Algorithm) -> str | None:
 
 
 def _one(text: str) -> Probe:
-    name = text.partition(":")[0]
-    if name == "surface":
+    if text.partition(":")[0] == "surface":
         raise ValueError("probe surface: is measured of a finished run, with `fedlesam probe RUN --probe surface`")
-    if name not in PROBES:
-        raise unknown("probe", name, PROBES)
-    return PROBES[name](**_options(text, PROBES[name]))
+    return _made(text, PROBES)
+
+
+def _made(text: str, kinds: Mapping[str, type[T]]) -> T:
+    name = text.partition(":")[0]
+    if name not in kinds:
+        raise unknown("probe", name, kinds)
+    return kinds[name](**_options(text, kinds[name]))
 
 
 def _options(text: str, kind: type[Any]) -> dict[str, Any]:
@@ -89,10 +92,7 @@ def _options(text: str, kind: type[Any]) -> dict[str, Any]:
         if key not in kinds:
             raise ValueError(f"{where}: {unknown('option', key, kinds)}")
         try:
-            if kinds[key] is bool:
-                found[key] = {"yes": True, "true": True, "no": False, "false": False}[value.lower()]
-            else:
-                found[key] = kinds[key](value)
+            found[key] = YES_OR_NO[value.lower()] if kinds[key] is bool else kinds[key](value)
         except (ValueError, KeyError):
             expected = {bool: "yes or no", int: "a whole number", float: "a number"}[kinds[key]]
             raise ValueError(f"{where}: {key} must be {expected}, got {value!r}") from None

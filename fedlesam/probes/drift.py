@@ -92,18 +92,14 @@ def drift_of(
     if dropped is not None:
         dropped |= failing
     ascends_alone = isinstance(federation.algorithm.perturbation, LocalAscent)
-    pairs: list[tuple[float, float]] = []
-    full_pairs: list[tuple[float, float]] = []
-    norms, slopes, without, perturbed = [], [], 0, set()
+    pairs, full_pairs, norms, slopes, without, perturbed = [], [], [], [], 0, set()
     for step, places in enumerate(lockstep(federation, chosen), 1):
         virtual = torch.stack([place.v for place in places]).mean(0)
         g = loss.finite_gradient(virtual)[1]
         slopes.append(float(g.norm()))
         for place in places:
-            if not place.moving:
-                continue
             if place.e is None or not place.e.norm() > 0 or not slopes[-1] > 0:
-                without += 1
+                without += place.moving
                 continue
             perturbed.add(place.client)
             norms.append(float(place.e.norm()))
@@ -112,27 +108,21 @@ def drift_of(
                 own = full.only(place.client).gradient(place.v)[1]
                 full_pairs += [_apart(g, own)] if own.norm() > 0 else []
         tick(step, step)
-
-    def mean(values: list[float]) -> float | None:
-        return fmean(values) if values else None
-
-    return Drift(
-        drift=mean([distance / 2 for distance, _ in pairs]),
-        cosine=mean([cosine for _, cosine in pairs]),
-        norm=mean(norms),
-        gradient_norm=mean(slopes),
-        full_drift=mean([distance / 2 for distance, _ in full_pairs]),
-        full_cosine=mean([cosine for _, cosine in full_pairs]),
-        counted=len(pairs),
-        without=without,
-        clients_without=len(set(chosen) - perturbed),
+    drift, cosine, norm, slope, full_drift, full_cosine = (
+        fmean(values) if values else None for values in (*_columns(pairs), norms, slopes, *_columns(full_pairs))
     )
+    missed = len(set(chosen) - perturbed)
+    return Drift(drift, cosine, norm, slope, full_drift, full_cosine, len(pairs), without, missed)
+
+
+def _columns(pairs: list[tuple[float, float]]) -> tuple[list[float], list[float]]:
+    return [drift for drift, _ in pairs], [cosine for _, cosine in pairs]
 
 
 def _apart(one: Tensor, other: Tensor) -> tuple[float, float]:
-    """Distance and cosine of two directions."""
+    """Half the distance, and the cosine of two directions."""
     u, v = (x.double() / x.double().norm() for x in (one, other))
-    return float((u - v).norm()), float(u @ v)
+    return float((u - v).norm()) / 2, float(u @ v)
 
 
 @dataclass(frozen=True)
@@ -158,6 +148,6 @@ class DriftProbe(SampledProbe):
         loss = self.loss(look.federation)
         full = GlobalLoss.of(look.federation) if self.full else None
         dropped: dict[int, str] = {}
-        found = drift_of(look.federation, loss, look.active, full, look.tick, dropped)
+        found = drift_of(look.federation, loss, None, full, look.tick, dropped)
         look.missing.extend(named(dropped))
         return {name: value for name, value in vars(found).items() if value is not None}, {"samples": loss.samples}

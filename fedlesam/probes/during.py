@@ -34,8 +34,7 @@ class Watch:
     """
 
     def __init__(self, federation: Federation, probes: list[Probe], path: Path, previous: Tensor | None = None) -> None:
-        self.federation, self.probes, self.path = federation, probes, path
-        self.previous = previous
+        self.federation, self.probes, self.path, self.previous = federation, probes, path, previous
         self._logged: set[str] = set()
 
     @property
@@ -64,13 +63,9 @@ class Watch:
         for probe in self.probes:
             if probe.at_end if last else done % probe.every == 0:
                 reading = take(probe, Look(self.federation, self.previous, trains_on=not last), self.path)
-                self._log_dropped(reading)
-
-    def _log_dropped(self, reading: Reading) -> None:
-        """Once per probe: all of them are in probes.jsonl."""
-        if reading.missing and not reading.values and reading.probe not in self._logged:
-            self._logged.add(reading.probe)
-            log.warning("round %d: the probe %s reads nothing: %s", reading.round, reading.probe, reading.missing)
+                if reading.missing and not reading.values and probe.name not in self._logged:
+                    self._logged.add(probe.name)  # once: all of them are in probes.jsonl
+                    log.warning("round %d: the probe %s reads nothing: %s", done, probe.name, reading.missing)
 
 
 def take(probe: Probe, look: Look, path: Path, more: Mapping[str, Any] | None = None) -> Reading:
@@ -91,15 +86,10 @@ def take(probe: Probe, look: Look, path: Path, more: Mapping[str, Any] | None = 
     except Exception as error:
         if not is_client_error(error):
             raise
-        look.missing.append(_why(error))
+        whose = f"client {error.client}: " if isinstance(error, NotFinite) else ""
+        look.missing.append(str(error) if isinstance(error, Unreadable) else whose + reason(error))
         values, metadata = {}, probe.settings
     seconds, missing = round(time.perf_counter() - began, 3), "; ".join(look.missing)
     reading = Reading(look.federation.state.round, probe.name, values, {**metadata, **(more or {})}, seconds, missing)
     readings.put(path, reading)
     return reading
-
-
-def _why(error: Exception) -> str:
-    if isinstance(error, Unreadable):
-        return str(error)
-    return f"client {error.client}: {reason(error)}" if isinstance(error, NotFinite) else reason(error)

@@ -12,7 +12,7 @@ from fedlesam.core.messages import Memory
 from fedlesam.engines.base import is_client_error, reason
 from fedlesam.federation import Federation
 from fedlesam.probes.base import Look, SampledProbe, Values
-from fedlesam.probes.replay import check_memories, named
+from fedlesam.probes.replay import check_memories, heard, named
 
 
 def cosine(one: Tensor, other: Tensor) -> float:
@@ -48,9 +48,8 @@ def constant_perturbations(
             seeds.reseed_torch(seeds.derive(federation.seed, "step", state.round, client), device)
             memory = federation.memories.get(client, Memory()).perturbation
             try:
-                found[client] = rule.round_perturbation(
-                    state.weights, rule.begin(state.weights, memory), state.perturbation
-                )
+                began = rule.begin(state.weights, memory)
+                found[client] = rule.round_perturbation(state.weights, began, state.perturbation)
             except Exception as error:
                 if not federation.failures.drops or not is_client_error(error):
                     raise
@@ -69,10 +68,7 @@ class Estimate(SampledProbe):
 
     name: ClassVar[str] = "estimate"
     at_end: ClassVar[bool] = False
-
-    @property
-    def reads_previous(self) -> bool:
-        return True
+    reads_previous: ClassVar[bool] = True
 
     def check(self, federation: Federation) -> None:
         if federation.algorithm.perturbation.gradient == "unused":
@@ -87,7 +83,7 @@ class Estimate(SampledProbe):
             values["cosine_previous"] = cosine(look.previous - w, g)
             values["step_norm"] = float((look.previous - w).norm())
         dropped: dict[int, str] = {}
-        cosines = [cosine(e, g) for e in constant_perturbations(federation, look.active, dropped).values()]
+        cosines = [cosine(e, g) for e in constant_perturbations(federation, heard(federation), dropped).values()]
         look.missing.extend(named(dropped))
         if cosines:
             values |= {"cosine": fmean(cosines), "cosine_min": min(cosines), "cosine_max": max(cosines)}

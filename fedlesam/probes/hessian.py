@@ -36,20 +36,17 @@ def eigenvalues(
 
     check_count("hessian", "k", k)
     size = weights.numel()
-    if k >= size:
-        raise ValueError(f"hessian: k must be below the model's {size} parameters, got {k}")
+    _check_fewer(k, size)
     done, basis = 0, min(size, max(2 * k + 1, 20))
 
     def product(vector: NDArray[np.float64]) -> NDArray[np.float64]:
         nonlocal done
         done += 1
         tick(done, max(done, basis))
-        found: NDArray[np.float64] = (
-            loss.product(weights, torch.from_numpy(vector.ravel()).to(weights)).double().cpu().numpy()
-        )
-        if not np.isfinite(found).all():
+        found = loss.product(weights, torch.from_numpy(vector.ravel()).to(weights)).double().cpu()
+        if not found.isfinite().all():
             raise Unreadable("a product of the Hessian is not finite")
-        return found
+        return np.asarray(found)
 
     start = torch.randn(size, generator=seeds.generator(seed, "probe", 0), dtype=torch.float64).numpy()
     operator = linalg.LinearOperator((size, size), matvec=product, dtype=np.float64)
@@ -62,7 +59,12 @@ def eigenvalues(
         if product(start).any():
             raise Unreadable(f"Lanczos' method fails: {error}") from error
         found = np.zeros(k)  # what takes a random vector to 0 is 0, and ARPACK has nothing to start with
-    return sorted((float(value) for value in found), reverse=True)
+    return sorted(map(float, found), reverse=True)
+
+
+def _check_fewer(k: int, size: int) -> None:
+    if k >= size:
+        raise ValueError(f"hessian: k must be below the model's {size} parameters, got {k}")
 
 
 def trace(loss: GlobalLoss, weights: Tensor, draws: int = 20, seed: int = 0) -> tuple[float, float]:
@@ -79,8 +81,7 @@ def trace(loss: GlobalLoss, weights: Tensor, draws: int = 20, seed: int = 0) -> 
     check_count("hessian", "draws", draws, at_least=2)
     found = []
     for i in range(draws):
-        signs = torch.randint(2, weights.shape, generator=seeds.generator(seed, "probe", 1 + i)) * 2 - 1
-        z = signs.to(weights)
+        z = torch.randint(2, weights.shape, generator=seeds.generator(seed, "probe", 1 + i)).to(weights) * 2 - 1
         found.append(float(z.double() @ loss.product(weights, z).double()))
     return float(np.mean(found)), float(np.std(found, ddof=1) / np.sqrt(draws))
 
@@ -102,8 +103,7 @@ class Hessian(SampledProbe):
     draws: int = param(20, at_least=2, whole=True)
 
     def check(self, federation: Federation) -> None:
-        if self.k >= federation.state.weights.numel():
-            raise ValueError(f"hessian: k must be below the model's {federation.state.weights.numel()} parameters")
+        _check_fewer(self.k, federation.state.weights.numel())
 
     def measure(self, look: Look) -> tuple[Values, dict[str, Any]]:
         w = look.federation.state.weights

@@ -53,10 +53,9 @@ class GlobalLoss:
         share = None if samples is None else max(1, samples // len(clients))
         self.sizes = {i: min(size_of(data), share or size_of(data)) for i, data in enumerate(clients)}
         self._held: dict[int, Batch] = {}
-        if share is not None:
-            for i, data in enumerate(clients):
-                order = torch.randperm(size_of(data), generator=seeds.generator(seed, "probe", i))
-                self._held[i] = self._load(i, order[: self.sizes[i]].sort().values)
+        for i, data in enumerate(clients if share is not None else ()):
+            order = torch.randperm(size_of(data), generator=seeds.generator(seed, "probe", i))
+            self._held[i] = self._load(i, order[: self.sizes[i]].sort().values)
 
     @classmethod
     def of(cls, federation: Federation, samples: int | None = None) -> Self:
@@ -128,14 +127,14 @@ class GlobalLoss:
         """
         loss, g = self.gradient(weights)
         if not math.isfinite(loss):
-            raise Unreadable(f"the loss is not finite{self._whose(weights)}")
+            wrong = [client for client in self.chosen if not math.isfinite(self.only(client).value(weights))]
+            whose = (
+                f": that of {len(wrong)} of {len(self.chosen)} clients, client {wrong[0]} the first" if wrong else ""
+            )
+            raise Unreadable(f"the loss is not finite{whose}")
         if not bool(g.isfinite().all()):
             raise Unreadable("the gradient of the loss is not finite")
         return loss, g
-
-    def _whose(self, weights: Tensor) -> str:
-        wrong = [client for client in self.chosen if not math.isfinite(self.only(client).value(weights))]
-        return f": that of {len(wrong)} of {len(self.chosen)} clients, client {wrong[0]} the first" if wrong else ""
 
     def product(self, weights: Tensor, vector: Tensor) -> Tensor:
         """The Hessian of F times a vector: the gradient of (gradient, vector).
@@ -145,9 +144,8 @@ class GlobalLoss:
             vector: Flat, too.
         """
         self.model.weights.copy_(weights)
-        total = torch.zeros_like(weights)
+        total, parameters = torch.zeros_like(weights), self.model.parameters
         pieces, along = self.model.views(total), self.model.views(vector)
-        parameters = self.model.parameters
         for x, y, share in self._batches():
             value = self.loss(self.model.forward(x), y)
             first = torch.autograd.grad(value, parameters, create_graph=True, allow_unused=True)
@@ -166,21 +164,19 @@ class GlobalLoss:
         for client in self.chosen:
             alike[self.sizes[client]].append(client)
         for size, clients in alike.items():
-            for x, y in self._together(clients):
-                yield x, y, len(x) / (size * len(self.chosen))
+            yield from ((x, y, len(x) / (size * len(self.chosen))) for x, y in self._together(clients))
 
     def _together(self, clients: list[int]) -> Iterator[Batch]:
         waiting: list[Batch] = []
         for client in clients:
             waiting.append(self._held[client] if client in self._held else self._load(client, slice(None)))
             if sum(len(x) for x, _ in waiting) >= BATCH:
-                x, y = (torch.cat(parts) for parts in zip(*waiting, strict=True))
+                x, y = torch.cat([x for x, _ in waiting]), torch.cat([y for _, y in waiting])
                 full = len(x) - len(x) % BATCH
                 yield from zip(torch.split(x[:full], BATCH), torch.split(y[:full], BATCH), strict=True)
                 waiting = [(x[full:], y[full:])] if full < len(x) else []
         if waiting:
-            x, y = (torch.cat(parts) for parts in zip(*waiting, strict=True))
-            yield x, y
+            yield torch.cat([x for x, _ in waiting]), torch.cat([y for _, y in waiting])
 
     def _load(self, client: int, indices: Tensor | slice) -> Batch:
         data, device = self.data[client], self.model.device

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from fedlesam.core.disk import write_text
+from fedlesam.core.disk import replacing, write_text
 
 OLD_KEY = "about"
 """The key of the metadata in older files."""
@@ -106,11 +106,6 @@ class Surface:
         """1 or 2."""
         return self.loss.ndim
 
-    @property
-    def y(self) -> NDArray[np.float64]:
-        """Steps along the second direction: the same as along the first."""
-        return self.x
-
 
 def write_surface(found: Surface, path: Path) -> None:
     """Write a surface; the file is whole at every moment.
@@ -119,11 +114,10 @@ def write_surface(found: Surface, path: Path) -> None:
         found: The surface.
         path: RUN/surface-1d.safetensors or RUN/surface-2d.safetensors.
     """
-    partial = path.with_name(path.name + ".new")
     axes = {"x": found.x} if found.dims == 1 else {"x": found.x, "y": found.x.copy()}
     tensors = {**axes, "loss": found.loss, "accuracy": found.accuracy}
-    save_file(tensors, str(partial), metadata={"metadata": json.dumps(found.metadata)})
-    partial.replace(path)
+    with replacing(path) as beside:
+        save_file(tensors, str(beside), metadata={"metadata": json.dumps(found.metadata)})
 
 
 def read_surface(path: Path) -> Surface:
@@ -134,8 +128,7 @@ def read_surface(path: Path) -> Surface:
     """
     try:
         with safe_open(path, framework="np") as file:
-            names = ("x", "loss", "accuracy")
-            x, loss, accuracy = (np.asarray(file.get_tensor(name), dtype=np.float64) for name in names)
+            x, loss, accuracy = (np.asarray(file.get_tensor(k), np.float64) for k in ("x", "loss", "accuracy"))
             header = file.metadata() or {}
             metadata = dict(json.loads(header.get("metadata") or header.get(OLD_KEY) or "{}"))
         if loss.ndim not in (1, 2) or not loss.shape == accuracy.shape == x.shape * loss.ndim:

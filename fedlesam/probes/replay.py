@@ -1,14 +1,13 @@
 """Simulate the local training of the coming round; the federation does not change."""
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from fedlesam.core import seeds
-from fedlesam.core.client import LocalStep, local_update
-from fedlesam.core.flat_model import FlatModel
-from fedlesam.core.messages import ClientResult, Memory
+from fedlesam.core.client import local_update
+from fedlesam.core.messages import Memory
 from fedlesam.federation import Federation
 
 
@@ -47,7 +46,12 @@ def lockstep(federation: Federation, active: Sequence[int]) -> Iterator[list[Pla
         federation: Between two rounds.
         active: The clients.
     """
-    walks = {client: _steps(federation, client, federation.replica()) for client in active}
+    sent, data, rules, local = federation.state.broadcast(), federation.clients, federation.algorithm, federation.local
+    walks = {}
+    for client in active:
+        memory, model = federation.memories.get(client, Memory()), federation.replica()
+        seed = federation.seed
+        walks[client] = local_update(model, data[client], rules, local, sent, memory, client=client, seed=seed)
     ends: dict[int, Tensor] = {}
     while True:
         places = []
@@ -57,9 +61,10 @@ def lockstep(federation: Federation, active: Sequence[int]) -> Iterator[list[Pla
                     step = next(walk) if client not in ends else None
                 except StopIteration as end:
                     step, ends[client] = None, federation.state.weights + end.value.result.update
-                moving = step is not None
-                v = step.weights() if step is not None else ends[client]
-                places.append(Place(client, v, step.e if step is not None else None, moving))
+                if step is None:
+                    places.append(Place(client, ends[client], None, moving=False))
+                else:
+                    places.append(Place(client, step.weights(), step.e, moving=True))
         if not any(place.moving for place in places):
             return
         yield places
@@ -120,16 +125,3 @@ def named(dropped: dict[int, str]) -> list[str]:
         dropped: Reasons by client.
     """
     return [f"client {client} is dropped: {why}" for client, why in sorted(dropped.items())]
-
-
-def _steps(federation: Federation, client: int, model: FlatModel) -> Generator[LocalStep, None, ClientResult]:
-    return local_update(
-        model,
-        federation.clients[client],
-        federation.algorithm,
-        federation.local,
-        federation.state.broadcast(),
-        federation.memories.get(client, Memory()),
-        client=client,
-        seed=federation.seed,
-    )

@@ -14,7 +14,7 @@ from fedlesam.core.checks import check_count, check_number, param
 from fedlesam.federation import Federation
 from fedlesam.probes.base import Look, SampledProbe, Values
 from fedlesam.probes.loss import GlobalLoss
-from fedlesam.probes.replay import check_memories, named, trained
+from fedlesam.probes.replay import check_memories, heard, named, trained
 
 
 @dataclass(frozen=True)
@@ -74,10 +74,7 @@ def rise(loss: GlobalLoss, weights: Tensor, radius: float, steps: int, scale: Te
         u.add_(uphill, alpha=float(radius / length))
         u.mul_((radius / u.norm()).clamp(max=1.0))
         there = weights + (u if scale is None else u * scale)
-        if step < steps:
-            value, g = loss.gradient(there)
-        else:
-            value = loss.value(there)
+        value, g = loss.gradient(there) if step < steps else (loss.value(there), g)
         best = max(best, math.inf if math.isnan(value) else value - start)
         by_step.append(best)
     return Rise(start, norm, by_step)
@@ -118,7 +115,7 @@ class Sharpness(SampledProbe):
     def measure(self, look: Look) -> tuple[Values, dict[str, Any]]:
         federation, w = look.federation, look.federation.state.weights
         loss = self.loss(federation)
-        active = look.active if self.trained and look.trains_on else []
+        active = heard(federation) if self.trained and look.trains_on else []
         clients = range(len(federation.clients)) if self.local else range(0)
         total = 2 + len(clients) + len(active)
         raw = rise(loss, w, self.radius, self.steps)
@@ -136,9 +133,7 @@ class Sharpness(SampledProbe):
             "relative_first_order": invariant.first_order,
             "relative_ascent": invariant.ascent,
         }
-        local: dict[int, float] = {}
-        ends: dict[int, float] = {}
-        dropped: dict[int, str] = {}
+        local, ends, dropped = {}, {}, dict[int, str]()
         for done, client in enumerate(clients, 3):
             local[client] = rise(loss.only(client), w, self.radius, self.steps).ascent
             look.tick(done, total)
@@ -148,8 +143,7 @@ class Sharpness(SampledProbe):
         look.missing.extend(named(dropped))
         for name, found in (("local", local), ("trained", ends)):
             if found:
-                all_finite = all(map(math.isfinite, found.values()))
-                known = list(found.values()) if all_finite else [math.nan]
+                known = list(found.values()) if all(map(math.isfinite, found.values())) else [math.nan]
                 values |= {f"{name}_mean": fmean(known), f"{name}_min": min(known), f"{name}_max": max(known)}
                 values |= {f"{name}_{client}": value for client, value in found.items() if self.each}
         return values, {"samples": loss.samples, "of": sum(map(size_of, federation.clients))}

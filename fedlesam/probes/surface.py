@@ -68,8 +68,7 @@ def directions(weights: Tensor, shapes: Sequence[torch.Size], count: int, seed: 
     """
     found = []
     for number in range(count):
-        rng, pieces = seeds.generator(seed, "probe", number), []
-        sizes = [shape.numel() for shape in shapes]
+        rng, pieces, sizes = seeds.generator(seed, "probe", number), [], [shape.numel() for shape in shapes]
         for piece, shape in zip(torch.split(weights.cpu(), sizes), shapes, strict=True):
             noise = torch.randn(shape, generator=rng).to(weights.dtype)
             if len(shape) < 2:
@@ -124,13 +123,11 @@ def surface_of(
     places, saved = [place for place in np.ndindex(shape) if not done[place]], time.monotonic()
     try:
         for place in places:
-            steps = [found.x[i] for i in reversed(place)]
             there = weights.clone()
-            for step, axis in zip(steps, axes, strict=True):
-                there.add_(axis, alpha=float(step))
-            found.loss[place], found.accuracy[place] = loss.score(there)
-            if math.isnan(found.loss[place]):
-                found.loss[place] = math.inf
+            for i, axis in zip(reversed(place), axes, strict=True):
+                there.add_(axis, alpha=float(found.x[i]))
+            value, found.accuracy[place] = loss.score(there)
+            found.loss[place] = math.inf if math.isnan(value) else value
             done[place] = True
             tick(int(done.sum()), done.size)
             if part is not None and time.monotonic() - saved > SECONDS_BETWEEN_SAVES:

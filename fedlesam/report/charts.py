@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter, defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
 import numpy as np
@@ -93,16 +93,13 @@ def learning_curves(comparison: Comparison) -> list[Chart]:
     found = []
     for name, title, label, factor in LEARNING:
         series = [s for i, group in enumerate(comparison.groups) if (s := _over_seeds(i, group, name, factor))]
+        key, log = name, name == "divergence" and _spans(series)
+        if comparison.evaluated_on == HELD_OUT:
+            key, title = RENAMED.get(name, name), title.replace("Test", "Held-out")
+            label = label.replace("test", HELD_OUT)
         if series:
-            log = name == "divergence" and _spans(series)
-            found.append(_learning(comparison.evaluated_on, name, title, label, series, log))
+            found.append(Chart(key, "learning", title, "round", label, series, CAPTIONS.get(key, ""), log))
     return found
-
-
-def _learning(on: str, name: str, title: str, label: str, series: list[Series], log: bool) -> Chart:
-    if on == HELD_OUT:
-        name, title, label = RENAMED.get(name, name), title.replace("Test", "Held-out"), label.replace("test", HELD_OUT)
-    return Chart(name, "learning", title, "round", label, series, CAPTIONS.get(name, ""), log)
 
 
 def _over_seeds(number: int, group: Group, name: str, factor: float) -> Series | None:
@@ -119,7 +116,7 @@ def _over_seeds(number: int, group: Group, name: str, factor: float) -> Series |
         if all(len(one) == len(run.records) > 0 for one, run in zip(spent, runs, strict=True)):
             scale = 1e-6 if cost == "MB sent" else 1.0
             costs[cost] = [scale * float(np.mean([one[int(x) - 1] for one in spent])) for x in series.x]
-    return Series(series.group, series.x, series.mean, series.low, series.high, costs)
+    return replace(series, costs=costs)
 
 
 def _spent(run: Run, parts: tuple[str, ...]) -> list[float]:
@@ -130,20 +127,12 @@ def _spent(run: Run, parts: tuple[str, ...]) -> list[float]:
 
 def _mean(number: int, curves: list[dict[int, float]]) -> Series | None:
     """At the points that all seeds have."""
-    if not curves:
-        return None
-    xs = sorted(set.intersection(*(set(curve) for curve in curves)))
+    xs = sorted(set.intersection(*map(set, curves))) if curves else []
     if not xs:
         return None
     values = np.array([[curve[x] for x in xs] for curve in curves])
-    several = len(curves) > 1
-    return Series(
-        number,
-        [float(x) for x in xs],
-        values.mean(0).tolist(),
-        values.min(0).tolist() if several else None,
-        values.max(0).tolist() if several else None,
-    )
+    low, high = (values.min(0).tolist(), values.max(0).tolist()) if len(curves) > 1 else (None, None)
+    return Series(number, [float(x) for x in xs], values.mean(0).tolist(), low, high)
 
 
 def probe_curves(comparison: Comparison) -> list[Chart]:
@@ -173,19 +162,10 @@ def probe_curves(comparison: Comparison) -> list[Chart]:
         if families[probe, _family(name)] > MANY:
             continue
         words = name.replace("_", " ").replace("/", ", ")
-        charts.append(
-            Chart(
-                key=f"{probe}-{name}",
-                section=probe,
-                title=probe.capitalize() if words == probe else f"{probe.capitalize()}: {words}",
-                x_label="round",
-                y_label=words,
-                series=series,
-                caption=_how_measured(measured[probe]),
-                log=_spans(series),
-                points=max(len(s.x) for s in series) <= 60,
-            )
-        )
+        title, caption = probe.capitalize(), _how_measured(measured[probe])
+        title += "" if words == probe else f": {words}"
+        few = max(len(s.x) for s in series) <= 60
+        charts.append(Chart(f"{probe}-{name}", probe, title, "round", words, series, caption, _spans(series), few))
     return charts
 
 
@@ -218,6 +198,5 @@ def slices(comparison: Comparison) -> list[Chart]:
 
 
 def _spans(series: list[Series]) -> bool:
-    values = np.concatenate([s.mean for s in series])
-    values = values[np.isfinite(values)]
+    values = np.array([value for one in series for value in one.mean if np.isfinite(value)])
     return bool(len(values) and values.min() > 0 and values.max() / values.min() > 100)

@@ -1,9 +1,10 @@
 """What was compared: runs that differ only in their seed are one group, and all else that differs is named."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -99,8 +100,7 @@ class Comparison:
         found: dict[tuple[str, int | None], tuple[RunConfig, NDArray[np.int64]]] = {}
         for run in (run for group in self.federated for run in group.runs):
             key = run.config.split, run.config.clients
-            counts = run.class_counts() if key not in found else None
-            if counts is not None and counts.size:
+            if key not in found and (counts := run.class_counts()) is not None and counts.size:
                 found[key] = run.config, counts
         return list(found.values())
 
@@ -146,44 +146,33 @@ def compare_runs(runs: list[Run]) -> Comparison:
     if not runs:
         raise ValueError("there are no runs to report")
     for name in MUST_AGREE:
-        places: dict[Any, Run] = {}
-        for run in runs:
-            places.setdefault(getattr(run.config, name), run)
-        if len(places) > 1:
-            seen = ", ".join(f"{value} in {run.path}" for value, run in places.items())
+        if seen := _unlike(runs, attrgetter(f"config.{name}")):
             raise ValueError(f"these runs cannot be compared, {name} is {seen}: make a report for each {name}")
-    of = {run.evaluated_on: run for run in reversed(runs)}
-    if len(of) > 1:
-        seen = ", ".join(f"on {on} samples in {run.path}" for on, run in of.items())
+    if seen := _unlike(runs, lambda run: f"on {run.evaluated_on} samples"):
         raise ValueError(f"these runs cannot be compared, they are evaluated {seen}: make a report for each")
-    kept, notes = _once(runs)
-    by_settings: dict[tuple[Any, ...], list[Run]] = defaultdict(list)
-    for run in kept:
-        by_settings[tuple(sorted((k, repr(v)) for k, v in settings_of(run.config).items()))].append(run)
-    members = list(by_settings.values())
-    groups = [
-        Group(label, look, group, settings_of(group[0].config))
-        for label, look, group in zip(
-            labels([g[0].config for g in members]), looks([g[0].method for g in members]), members, strict=True
-        )
-    ]
-    comparison = Comparison(groups, notes)
-    return Comparison(groups, [*notes, *_doubts(comparison)])
-
-
-def _once(runs: list[Run]) -> tuple[list[Run], list[str]]:
-    """The same settings and seed twice would pass for a spread over seeds: the longer run stays."""
-    best: dict[tuple[Any, ...], Run] = {}
     notes = []
+    by_settings: dict[tuple[Any, ...], dict[int, Run]] = defaultdict(dict)
     for run in runs:
-        key = (*sorted((k, repr(v)) for k, v in settings_of(run.config).items()), run.config.seed)
-        other = best.get(key)
-        if other is None:
-            best[key] = run
-            continue
-        best[key], dropped = (run, other) if len(run.records) > len(other.records) else (other, run)
-        notes.append(f"{dropped.path} is dropped: {best[key].path} has the same settings and seed.")
-    return list(best.values()), notes
+        seeds = by_settings[tuple(sorted((k, repr(v)) for k, v in settings_of(run.config).items()))]
+        other = seeds.setdefault(run.config.seed, run)
+        if other is not run:  # the same twice would pass for a spread over seeds: the longer run stays
+            kept, dropped = (run, other) if len(run.records) > len(other.records) else (other, run)
+            seeds[run.config.seed] = kept
+            notes.append(f"{dropped.path} is dropped: {kept.path} has the same settings and seed.")
+    members = [list(seeds.values()) for seeds in by_settings.values()]
+    chosen = [own[0].config for own in members]
+    shown_as = zip(labels(chosen), looks([own[0].method for own in members]), strict=True)
+    groups = [
+        Group(label, look, own, settings_of(config))
+        for (label, look), own, config in zip(shown_as, members, chosen, strict=True)
+    ]
+    return Comparison(groups, [*notes, *_doubts(Comparison(groups, notes))])
+
+
+def _unlike(runs: list[Run], of: Callable[[Run], str]) -> str:
+    """The different values with the first run of each; empty if there is one value alone."""
+    first = {of(run): run for run in reversed(runs)}
+    return ", ".join(f"{value} in {run.path}" for value, run in reversed(first.items())) if len(first) > 1 else ""
 
 
 def labels(chosen: list[RunConfig]) -> list[str]:
@@ -202,13 +191,12 @@ def labels(chosen: list[RunConfig]) -> list[str]:
     def of_method(name: str) -> bool:
         return name == "lr_decay" or any(name in config.hyper for config in chosen)
 
-    found = []
-    for config, table, method in zip(chosen, tables, names, strict=True):
-        words = [method]
+    found, all_of_them = [], list(zip(tables, names, strict=True))
+    for config, (table, method) in zip(chosen, all_of_them, strict=True):
+        words, same = [method], [t for t, m in all_of_them if m == method]
         for name in table:
             own = of_method(name) or is_centralised(method)
-            peers = [t for t, m in zip(tables, names, strict=True) if m == method or not (own or is_centralised(m))]
-            same = [t for t, m in zip(tables, names, strict=True) if m == method]
+            peers = [t for t, m in all_of_them if m == method or not (own or is_centralised(m))]
             usual = Counter(repr(t.get(name)) for t in peers).most_common(1)[0][0]
             if len({repr(t.get(name)) for t in same}) > 1:
                 usual = repr(defaults(config.algorithm, config.data).get(name))
@@ -254,7 +242,8 @@ def _doubts(comparison: Comparison) -> list[str]:
             values = [(shown(g.settings.get(name, "unset")), g.label) for g in comparison.federated]
             notes.append(f"The runs differ in more than the method, {name}: {_grouped(values)}.")
     if alone := [group for group in comparison.groups if group.centralised]:
-        rounds = _grouped((_epochs(group), group.label) for group in alone)
+        counted = [(group.settings.get("epochs"), group.label) for group in alone]
+        rounds = _grouped((f"{'one epoch' if n == 1 else f'{n} epochs'} over all data", label) for n, label in counted)
         notes.append(f"Centralised training has all data in one place and sends nothing; a round of it is {rounds}.")
     if len({tuple(sorted(group.seeds)) for group in comparison.groups}) > 1:
         seeds = [(f"{len(g.seeds)} ({', '.join(map(str, sorted(g.seeds)))})", g.label) for g in comparison.groups]
@@ -276,11 +265,6 @@ def _doubts(comparison: Comparison) -> list[str]:
     if any(len(different) > 1 for different in hashes.values()):
         notes.append("Runs of the same split and seed have different clients: their data are not the same.")
     return [*notes, *_probe_doubts(comparison.groups), *_probe_gaps(comparison.groups)]
-
-
-def _epochs(group: Group) -> str:
-    epochs = group.settings.get("epochs")
-    return "one epoch over all data" if epochs == 1 else f"{epochs} epochs over all data"
 
 
 OF_A_MODEL = ("weights", "algorithm", "seed", "rounds", "clients", "of")
@@ -322,10 +306,8 @@ def _probe_gaps(groups: list[Group]) -> list[str]:
         for probe in dict.fromkeys(one.probe for one in made if one.missing):
             mine = [one for one in made if one.probe == probe]
             gaps = [one for one in mine if one.missing]
-            notes.append(
-                f"{group.label}: {len(gaps)} of {len(mine)} readings of the probe {probe} lack something; the first, "
-                f"after round {gaps[0].round}: {gaps[0].missing}."
-            )
+            count, first = f"{len(gaps)} of {len(mine)}", f"after round {gaps[0].round}: {gaps[0].missing}"
+            notes.append(f"{group.label}: {count} readings of the probe {probe} lack something; the first, {first}.")
     return notes
 
 

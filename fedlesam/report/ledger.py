@@ -24,8 +24,6 @@ class Spent:
 class ToTarget:
     """What the seeds of a group needed until their first evaluation at or above a target."""
 
-    target: float
-    label: str
     reached: int
     seeds: int
     best: float | None
@@ -65,7 +63,7 @@ def group_to_target(group: Group, target: float) -> ToTarget:
         sent = [spent.megabytes for spent in there if spent.megabytes is not None]
         rounds, seconds = (fmean(getattr(s, name) for s in there) for name in ("rounds", "seconds"))
         mean = Spent(rounds, fmean(sent) if sent else None, seconds)
-    return ToTarget(target, group.label, len(there), len(group.runs), max(seen, default=None), mean)
+    return ToTarget(len(there), len(group.runs), max(seen, default=None), mean)
 
 
 def default_targets(comparison: Comparison) -> list[float]:
@@ -86,7 +84,6 @@ def default_targets(comparison: Comparison) -> list[float]:
 class Ledger:
     """Of one round, mean over rounds and seeds."""
 
-    label: str
     backward_passes: float
     megabytes_down: float | None
     megabytes_up: float | None
@@ -109,22 +106,13 @@ def ledger(group: Group) -> Ledger | None:
     def mean(name: str) -> float:
         return sum(run.total(name) for run in group.runs) / rounds
 
-    return Ledger(
-        group.label,
-        mean("backward_passes"),
-        None if group.centralised else mean("bytes_down") / 1e6,
-        None if group.centralised else mean("bytes_up") / 1e6,
-        _held(group.runs),
-        mean("seconds"),
-    )
+    down, up = (None, None) if group.centralised else (mean("bytes_down") / 1e6, mean("bytes_up") / 1e6)
+    return Ledger(mean("backward_passes"), down, up, _held(group.runs), mean("seconds"))
 
 
 def _held(runs: Iterable[Run]) -> float | None:
-    sizes = [
-        run.summary["client_memory_bytes"] + BYTES_OF_A_VALUE * run.summary["parameters"]
-        for run in runs
-        if "client_memory_bytes" in run.summary and "parameters" in run.summary
-    ]
+    known = [run.summary for run in runs if {"client_memory_bytes", "parameters"} <= run.summary.keys()]
+    sizes = [one["client_memory_bytes"] + BYTES_OF_A_VALUE * one["parameters"] for one in known]
     return max(sizes) / 1e6 if sizes else None
 
 

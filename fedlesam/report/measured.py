@@ -23,10 +23,8 @@ def names(found: Sequence[Measured]) -> dict[Path, str]:
     seeds = [config.seed for config in configs.values()]
     if len(set(seeds)) > 1:
         known = [f"{name} seed {seed}" for name, seed in zip(known, seeds, strict=True)]
-    return {
-        path: name if known.count(name) == 1 else f"{name} {path.name}"
-        for path, name in zip(configs, known, strict=True)
-    }
+    named = zip(configs, known, strict=True)
+    return {path: name if known.count(name) == 1 else f"{name} {path.name}" for path, name in named}
 
 
 def tables(found: Sequence[Measured]) -> list[tuple[Table, list[Measured]]]:
@@ -45,13 +43,15 @@ def tables(found: Sequence[Measured]) -> list[tuple[Table, list[Measured]]]:
         same = {k: v for k, v in first.items() if all(reading.metadata.get(k) == v for reading in readings)}
         shown = ", ".join(f"{k} {v}" for k, v in same.items() if not isinstance(v, bool) and k != "clients")
         gaps = any(reading.missing for reading in readings)
-        rows: list[list[Cell]] = [
-            [method[one.run], str(one.run), r.round, *(r.values.get(name) for name in values), r.seconds]
-            + ([r.missing] if gaps else [])
-            for one, r in zip(ours, readings, strict=True)
+        rows: list[list[Cell]] = []
+        for one, r in zip(ours, readings, strict=True):
+            own = [*map(r.values.get, values), r.seconds, *([r.missing] if gaps else [])]
+            rows.append([method[one.run], str(one.run), r.round, *own])
+        columns = [
+            Column("method"),
+            Column("run"),
+            *(Column(n, "{:.5g}".format) for n in ("round", *values, "seconds")),
         ]
-        columns = [Column("method"), Column("run"), Column("round", _number)]
-        columns += [Column(name, _number) for name in (*values, "seconds")]
         columns += [Column("missing")] if gaps else []
         again = sum(others[0].probe == probe for _, others in made)
         made.append((Table(f"{probe}-{again + 1}" if again else probe, f"{probe}, {shown}", columns, rows), ours))
@@ -71,13 +71,5 @@ def draw(found: Sequence[Measured], folder: Path) -> list[Path]:
     runs = {one.run: read_run(one.run) for one in ours}
     configs = [run.config for run in runs.values()]
     style = dict(zip(runs, looks([method_name(c.algorithm, c.split) for c in configs]), strict=True))
-    drawn = [
-        (method[one.run], style[one.run], surface)
-        for one in ours
-        if (surface := runs[one.run].surface(one.dims)) is not None
-    ]
-    return surfaces.draw(drawn, folder)
-
-
-def _number(value: float) -> str:
-    return f"{value:.5g}"
+    drawn = [(method[one.run], style[one.run], runs[one.run].surface(one.dims)) for one in ours]
+    return surfaces.draw([(name, look, found) for name, look, found in drawn if found is not None], folder)

@@ -5,7 +5,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from importlib.resources import files
 from typing import Any
@@ -30,6 +30,8 @@ PROBES = {
     "estimate": "How well FedLESAM's estimate points along the true global gradient.",
 }
 
+SEEDS = "Lines are means over seeds, bands the range between the lowest and the highest."
+
 
 def page(comparison: Comparison, charts: list[Chart], tables: list[Table]) -> str:
     """The text of the HTML file.
@@ -40,19 +42,20 @@ def page(comparison: Comparison, charts: list[Chart], tables: list[Table]) -> st
         tables: Tables, by `tables_of`.
     """
     pool = Pool()
-    panels = _numbered(
-        {
-            "curves": _learning(charts, pool),
-            "flatness": _probes(charts, pool),
-            "surfaces": [*_surfaces(comparison), *_slices(charts, pool)],
-            "split": _splits(comparison),
-        }
-    )
+    panels = {
+        "curves": _learning(charts, pool),
+        "flatness": _probes(charts, pool),
+        "surfaces": [*_surfaces(comparison), *_slices(charts, pool)],
+        "split": _splits(comparison),
+    }
+    in_order = [panel for found in panels.values() for panel in found]
+    for number, panel in enumerate(in_order):
+        panel.number = number
     groups = [
         {"label": g.label, "light": g.look[0], "dark": ON_DARK.get(g.look[0], g.look[0]), "line": g.look[1]}
         for g in comparison.groups
     ]
-    several = any(len(group.runs) > 1 for group in comparison.groups)
+    probes = [panel.heading for panel in panels["flatness"]]
     script, plotly = _file("page.js"), files("plotly").joinpath("package_data", "plotly.min.js").read_text("utf-8")
     allowed = " ".join(f"'sha256-{_hash(text)}'" for text in (plotly, script))
     return render(
@@ -64,25 +67,13 @@ def page(comparison: Comparison, charts: list[Chart], tables: list[Table]) -> st
         notes=comparison.notes,
         tables={table.key: table for table in tables},
         panels=panels,
-        curves_caption="Lines are means over seeds, bands the range between the lowest and the highest."
-        if several
-        else "",
-        probes_caption=" ".join(
-            f"{panel.heading}: {PROBES[panel.heading.lower()]}"
-            for panel in panels["flatness"]
-            if panel.heading.lower() in PROBES
-        ),
+        curves_caption=SEEDS if any(len(group.runs) > 1 for group in comparison.groups) else "",
+        probes_caption=" ".join(f"{name}: {PROBES[name.lower()]}" for name in probes if name.lower() in PROBES),
         common={name: shown(value) for name, value in comparison.common.items()},
         versions=_versions(comparison),
         commands=[command(run.config) for run in comparison.runs],
         folders=[run.path for run in comparison.runs],
-        data=inline_json(
-            {
-                "groups": groups,
-                "panels": [panel.data for found in panels.values() for panel in found],
-                "pool": pool.arrays,
-            }
-        ),
+        data=inline_json({"groups": groups, "panels": [panel.data for panel in in_order], "pool": pool.arrays}),
         plotly=plotly,
         script=script,
     )
@@ -102,13 +93,8 @@ def render(template: str, *packages: str, **values: Any) -> str:
 
 def templates(*packages: str) -> Environment:
     """Those of the packages and of this one; everything is escaped but what a template marks as safe."""
-    return Environment(
-        loader=ChoiceLoader([PackageLoader(package) for package in (*packages, "fedlesam.report")]),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    loader = ChoiceLoader([PackageLoader(package) for package in (*packages, "fedlesam.report")])
+    return Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
 
 
 def title(comparison: Comparison) -> str:
@@ -197,7 +183,7 @@ def _hash(text: str) -> str:
     return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
-@dataclass(frozen=True)
+@dataclass
 class Panel:
     """A chart's place on the page; the script draws `data` there."""
 
@@ -209,6 +195,7 @@ class Panel:
     costs: list[str] = field(default_factory=list)
     """What its curves can be drawn against, other than rounds."""
     number: int = 0
+    """In the order in which the script finds their data."""
 
     @property
     def choices(self) -> list[str]:
@@ -217,45 +204,23 @@ class Panel:
         return names if len(names) > 1 and all(names) else []
 
 
-def _numbered(panels: dict[str, list[Panel]]) -> dict[str, list[Panel]]:
-    """In the order in which the script finds their data."""
-    found: dict[str, list[Panel]] = {}
-    for key, parts in panels.items():
-        before = sum(map(len, found.values()))
-        found[key] = [replace(panel, number=before + i) for i, panel in enumerate(parts)]
-    return found
-
-
 def _chart(chart: Chart, pool: Pool) -> dict[str, Any]:
-    return {
-        "key": chart.key,
-        "title": chart.title,
-        "name": chart.y_label,
-        "x": chart.x_label,
-        "y": chart.y_label,
-        "caption": chart.caption,
-        "log": chart.log,
-        "points": chart.points,
-        "floor": chart.key in ACCURACY,
-        "series": [
-            {
-                "group": s.group,
-                **{name: pool.put(getattr(s, name)) for name in ("x", "mean", "low", "high")},
-                "costs": {name: pool.put(values) for name, values in s.costs.items()},
-            }
-            for s in chart.series
-        ],
-    }
+    series = []
+    for one in chart.series:
+        curve = {name: pool.put(getattr(one, name)) for name in ("x", "mean", "low", "high")}
+        series.append({"group": one.group, **curve, "costs": {k: pool.put(v) for k, v in one.costs.items()}})
+    plain = {name: getattr(chart, name) for name in ("key", "title", "caption", "log", "points")}
+    axes = {"name": chart.y_label, "x": chart.x_label, "y": chart.y_label, "floor": chart.key in ACCURACY}
+    return {**plain, **axes, "series": series}
 
 
 def _learning(charts: list[Chart], pool: Pool) -> list[Panel]:
     """The first is the widest, and chooses what all are drawn against."""
     found: list[Panel] = []
-    for chart in charts:
-        if chart.section == "learning":
-            data = {"kind": "curves", "learning": True, "options": [_chart(chart, pool)]}
-            costs = list(COSTS) if not found and chart.series[0].costs else []
-            found.append(Panel(chart.title, data, "" if found else "wide", costs=costs))
+    for chart in (chart for chart in charts if chart.section == "learning"):
+        data = {"kind": "curves", "learning": True, "options": [_chart(chart, pool)]}
+        costs = list(COSTS) if not found and chart.series[0].costs else []
+        found.append(Panel(chart.title, data, "" if found else "wide", costs=costs))
     return found
 
 
@@ -269,21 +234,17 @@ def _probes(charts: list[Chart], pool: Pool) -> list[Panel]:
 
 
 def _slices(charts: list[Chart], pool: Pool) -> list[Panel]:
-    return [
-        Panel(chart.title, {"kind": "curves", "options": [_chart(chart, pool)]}, "wide")
-        for chart in charts
-        if chart.section == "surface"
-    ]
+    found = [chart for chart in charts if chart.section == "surface"]
+    return [Panel(chart.title, {"kind": "curves", "options": [_chart(chart, pool)]}, "wide") for chart in found]
 
 
 def _surfaces(comparison: Comparison) -> list[Panel]:
     options: list[dict[str, Any]] = []
     for i, group in enumerate(comparison.groups):
-        surface = group.surface(2)
-        if surface is not None:
+        if (surface := group.surface(2)) is not None:
             loss = [[compact(value) for value in row] for row in surface.loss]
-            x, y = ([compact(value) for value in axis] for axis in (surface.x, surface.y))
-            options.append({"group": i, "x": x, "y": y, "loss": loss})
+            x = [compact(value) for value in surface.x]
+            options.append({"group": i, "x": x, "y": x, "loss": loss})
     caption = "One scale of heights and colours for all methods, the same two directions. Drag one to rotate all."
     data = {"kind": "surfaces", "options": options}
     return [Panel("Around the final model", data, caption=caption)] if options else []
@@ -303,8 +264,5 @@ def _splits(comparison: Comparison) -> list[Panel]:
 
 
 def _versions(comparison: Comparison) -> dict[str, str]:
-    found: dict[str, dict[str, None]] = {}
-    for run in comparison.runs:
-        for name, value in run.versions.items():
-            found.setdefault(name, {})[value] = None
-    return {name: "; ".join(values) for name, values in found.items()}
+    known = [(name, value) for run in comparison.runs for name, value in run.versions.items()]
+    return {name: "; ".join(dict.fromkeys(v for n, v in known if n == name)) for name in dict(known)}

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from statistics import fmean
 
 from fedlesam.runs.read import Run
-from fedlesam.runs.stats import SeedMean, paired, seed_mean
+from fedlesam.runs.stats import paired, seed_mean
 
 MEASURES = {"last": "last round", "mean_of_last": "mean of last evaluations", "best": "best round"}
 """Accuracies of a run, and their names for readers."""
@@ -79,9 +79,7 @@ def _row(algorithm: str, runs: list[Run], first: list[Run]) -> Row:
     return Row(
         algorithm=algorithm,
         seeds=len(runs),
-        last=_mean(found["last"]),
-        mean_of_last=_mean(found["mean_of_last"]),
-        best=_mean(found["best"]),
+        **{name: None if of is None else of.mean for name, of in found.items()},
         spread=spreads.get("mean_of_last"),
         backward_passes=fmean(run.total("backward_passes") for run in runs),
         megabytes=fmean(run.total("bytes_down") + run.total("bytes_up") for run in runs) / 1e6,
@@ -92,16 +90,8 @@ def _row(algorithm: str, runs: list[Run], first: list[Run]) -> Row:
     )
 
 
-def _by_seed(runs: list[Run], measure: str) -> dict[int, float]:
-    return {run.config.seed: run.accuracy[measure] for run in runs if measure in run.accuracy}
-
-
-def _mean(found: SeedMean | None) -> float | None:
-    return None if found is None else found.mean
-
-
 def _gain(runs: list[Run], first: list[Run], measure: str) -> Gain | None:
     if runs is first:
         return None
-    over = paired(_by_seed(runs, measure), _by_seed(first, measure))
+    over = paired(*({r.config.seed: r.accuracy[measure] for r in of if measure in r.accuracy} for of in (runs, first)))
     return Gain(over.mean, *over.interval(), len(over.values)) if len(over.values) > 1 else None

@@ -16,22 +16,19 @@ LINES = ("-", "--", ":", "-.")
 
 Look = tuple[str, str]
 
-FAMILY = {
-    name: i
-    for i, names in enumerate(
-        (
-            ("fedavg", "fedprox", "freesam-d", "fedlesam-released"),
-            ("fedlesam", "fedadam", "random-round"),
-            ("scaffold", "freesam", "fedlesam-released-s"),
-            ("fedsam", "fedlesam-m", "random-step"),
-            ("fedlesam-s", "fedcm", "mofedsam"),
-            ("fedgamma", "fedlesam-d"),
-            ("feddyn", "freesam-s", "fedlesam-released-d"),
-            ("fedsmoo",),
-        )
-    )
-    for name in names
-}
+FAMILIES = (
+    "fedavg fedprox freesam-d fedlesam-released",
+    "fedlesam fedadam random-round",
+    "scaffold freesam fedlesam-released-s",
+    "fedsam fedlesam-m random-step",
+    "fedlesam-s fedcm mofedsam",
+    "fedgamma fedlesam-d",
+    "feddyn freesam-s fedlesam-released-d",
+    "fedsmoo",
+)
+"""Methods that share a colour of `COLOURS`, in its order."""
+
+FAMILY = {name: i for i, names in enumerate(FAMILIES) for name in names.split()}
 
 
 def style(algorithm: str, taken: list[str]) -> Look:
@@ -46,11 +43,8 @@ def style(algorithm: str, taken: list[str]) -> Look:
     if is_centralised(algorithm):
         return GREY, {"SGD": "-", "SAM": "--"}.get(algorithm.split()[1], ":")
     if algorithm in FAMILY:
-        shared = "-." if algorithm in ("fedprox", "mofedsam") else "-"
-        line = (
-            "--" if algorithm.startswith("fedlesam") else ":" if algorithm.startswith(("freesam", "random")) else shared
-        )
-        return COLOURS[FAMILY[algorithm]], line
+        lines = {"fedlesam": "--", "freesam": ":", "random": ":", "fedprox": "-.", "mofedsam": "-."}
+        return COLOURS[FAMILY[algorithm]], lines.get(algorithm.partition("-")[0], "-")
     others = [name for name in taken if name not in FAMILY and not is_centralised(name)]
     used = {FAMILY[name] for name in taken if name in FAMILY}
     left = [colour for i, colour in enumerate(COLOURS) if i not in used] or list(COLOURS)

@@ -2,9 +2,9 @@
 
 from fedlesam.report import ledger
 from fedlesam.report.groups import Comparison, shown
-from fedlesam.report.ledger import Spent, times
+from fedlesam.report.ledger import times
 from fedlesam.report.ranking import MEASURES, Row, rank
-from fedlesam.report.tables import Cell, Column, Table, by_fedavg, signed, three_digits, two, whole
+from fedlesam.report.tables import Cell, Column, Show, Table, by_fedavg, signed, three_digits, two, whole
 
 
 def tables_of(comparison: Comparison, targets: list[float]) -> list[Table]:
@@ -14,13 +14,8 @@ def tables_of(comparison: Comparison, targets: list[float]) -> list[Table]:
         comparison: The groups of runs that are compared.
         targets: Accuracies, as shares.
     """
-    found = [
-        results(comparison),
-        gains(comparison),
-        costs(comparison),
-        to_targets(comparison, targets),
-        differences(comparison),
-    ]
+    found = [make(comparison) for make in (results, gains, costs, differences)]
+    found.insert(3, to_targets(comparison, targets))
     return [table for table in found if table.rows]
 
 
@@ -72,10 +67,8 @@ def gains(comparison: Comparison) -> Table:
     columns = [Column("method")]
     for title in MEASURES.values():
         columns += [Column(title, signed), Column(f"{title}, from", signed), Column(f"{title}, to", signed)]
-    caption = (
-        f"Points of {comparison.evaluated_on} accuracy over {first}: mean difference on the seeds both have, and its "
-        "95 % t-interval."
-    )
+    points = f"Points of {comparison.evaluated_on} accuracy over {first}"
+    caption = f"{points}: mean difference on the seeds both have, and its 95 % t-interval."
     return Table("gains", f"Over {first}, paired by seed", [*columns, Column("seeds", whole)], rows, caption)
 
 
@@ -104,7 +97,7 @@ def costs(comparison: Comparison) -> Table:
         rows.append(row)
     columns = [Column("method")]
     for title in titles:
-        columns += [Column(title, three_digits), *([Column(f"{title} ×", by_fedavg)] if base is not None else [])]
+        columns += _columns(title, three_digits, base is not None)
     caption = (
         "Counted by the runs, mean of a round, all active clients together. A client holds its model and what the "
         "method keeps with it between rounds. Seconds are of training and aggregation, without evaluation and probes. "
@@ -127,17 +120,14 @@ def to_targets(comparison: Comparison, targets: list[float]) -> Table:
             found = ledger.group_to_target(group, target)
             row: list[Cell] = [f"{100 * target:g} %", group.label, _reached(found)]
             for name in ("rounds", "megabytes", "seconds"):
-                value = _part(found.spent, name)
+                value = getattr(found.spent, name, None)
                 alike = name == "seconds" or not group.centralised  # a round of it is another thing
-                row += [value] if base is None else [value, times(value, _part(unit, name)) if alike else None]
+                row += [value] if base is None else [value, times(value, getattr(unit, name, None)) if alike else None]
             rows.append(row)
     columns = [Column("target"), Column("method"), Column("reached")]
     for title, show in (("rounds", whole), ("MB sent", three_digits), ("seconds", three_digits)):
-        columns += [Column(title, show), *([Column(f"{title} ×", by_fedavg)] if base is not None else [])]
-    caption = (
-        "Until the first evaluation at or above the target, mean over seeds. A mean is given only where every seed got "
-        "there. "
-    )
+        columns += _columns(title, show, base is not None)
+    caption = "Until the first evaluation at or above the target. Mean over seeds, only where every seed got there. "
     title = f"Cost to a target {comparison.evaluated_on} accuracy"
     return Table("to-target", title, columns, rows, caption + _unit(comparison))
 
@@ -149,9 +139,8 @@ def _reached(found: ledger.ToTarget) -> str:
     return f"never ({best})" if not found.reached else f"by {found.reached} of {found.seeds} seeds"
 
 
-def _part(spent: Spent | None, name: str) -> float | None:
-    value: float | None = getattr(spent, name, None)
-    return value
+def _columns(title: str, show: Show, multiples: bool) -> list[Column]:
+    return [Column(title, show), *([Column(f"{title} ×", by_fedavg)] if multiples else [])]
 
 
 def _unit(comparison: Comparison) -> str:
@@ -167,13 +156,9 @@ def differences(comparison: Comparison) -> Table:
         comparison: The groups of runs that are compared.
     """
     names = [name for name in comparison.varied if name != "algorithm"]
-    rows: list[list[Cell]] = [
-        [
-            group.label,
-            ", ".join(map(str, sorted(group.seeds))),
-            *(shown(group.settings[name]) if name in group.settings else None for name in names),
-        ]
-        for group in comparison.groups
-    ]
+    rows: list[list[Cell]] = []
+    for group in comparison.groups:
+        own = [shown(group.settings[name]) if name in group.settings else None for name in names]
+        rows.append([group.label, ", ".join(map(str, sorted(group.seeds))), *own])
     columns = [Column("method"), Column("seeds"), *(Column(name) for name in names)]
     return Table("differences", "What differs", columns, rows)

@@ -38,11 +38,8 @@ def draw(surfaces: Sequence[tuple[str, Look, Surface]], folder: Path) -> list[Pa
         figures = {"surface-1d": curves(flat)} if flat else {}
         if deep:
             figures |= {"surface-2d-contours": contours(deep), "surface-2d-heights": heights(deep)}
-        return [
-            save(figure, folder / f"{name}.{kind}", PAPER_DOTS)
-            for name, figure in figures.items()
-            for kind in ("png", "pdf")
-        ]
+        files = [(figure, folder / f"{name}.{kind}") for name, figure in figures.items() for kind in ("png", "pdf")]
+        return [save(figure, path, PAPER_DOTS) for figure, path in files]
 
 
 def scale_of(surfaces: Sequence[Surface]) -> tuple[float, float]:
@@ -94,11 +91,11 @@ def contours(surfaces: Mapping[str, Surface]) -> Figure:
     figure, panels = _panels(len(surfaces), 1.75, {})
     for axes, (name, found) in zip(panels, surfaces.items(), strict=True):
         values = np.where(np.isfinite(found.loss), found.loss, 1e30)
-        shades = axes.contourf(found.x, found.y, values, levels, cmap=COLOURS, extend="max")
-        axes.contour(found.x, found.y, values, levels, colors="white", linewidths=0.25, alpha=0.5)
+        shades = axes.contourf(found.x, found.x, values, levels, cmap=COLOURS, extend="max")
+        axes.contour(found.x, found.x, values, levels, colors="white", linewidths=0.25, alpha=0.5)
         axes.plot(0, 0, "+", color="white", markersize=6)
         axes.set(title=_title(name, found), aspect="equal")
-        axes.set(xticks=(found.x[0], 0, found.x[-1]), yticks=(found.y[0], 0, found.y[-1]))
+        axes.set(xticks=(found.x[0], 0, found.x[-1]), yticks=(found.x[0], 0, found.x[-1]))
         axes.label_outer()
     ticks = [tick for tick in MaxNLocator(7).tick_values(low, high) if low <= tick <= high]
     figure.colorbar(shades, ax=panels, label="global training loss", shrink=0.9, format="%.3g", pad=0.02, ticks=ticks)
@@ -114,16 +111,15 @@ def heights(surfaces: Mapping[str, Surface]) -> Figure:
     low, high = scale_of(list(surfaces.values()))
     figure, panels = _panels(len(surfaces), 2.0, {"projection": "3d"})
     for axes, (name, found) in zip(panels, surfaces.items(), strict=True):
-        x, y = np.meshgrid(found.x, found.y)
+        x, y = np.meshgrid(found.x, found.x)
         values = np.clip(np.nan_to_num(found.loss, nan=high, posinf=high), None, high)
-        drawn = axes.plot_surface(
-            x, y, values, cmap=COLOURS, vmin=low, vmax=high, rstride=1, cstride=1, linewidth=0, antialiased=False
-        )
+        every = {"rstride": 1, "cstride": 1, "linewidth": 0, "antialiased": False}
+        drawn = axes.plot_surface(x, y, values, cmap=COLOURS, vmin=low, vmax=high, **every)
         axes.set_title(_title(name, found), pad=-4)
         axes.set(zlim=(low, high))
         axes.set_box_aspect((4, 4, 3), zoom=1.1)
         axes.tick_params(labelsize=6, pad=-3)
-        axes.set(xticks=(found.x[0], 0, found.x[-1]), yticks=(found.y[0], 0, found.y[-1]))
+        axes.set(xticks=(found.x[0], 0, found.x[-1]), yticks=(found.x[0], 0, found.x[-1]))
         axes.view_init(elev=28, azim=-60)
     figure.colorbar(drawn, ax=panels, label="global training loss", shrink=0.7, format="%.3g", pad=0.06)
     return figure

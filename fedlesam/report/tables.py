@@ -55,9 +55,8 @@ class Table:
         align = "".join("r" if column.show else "l" for column in self.columns)
         head = " & ".join(latex_text(column.name) for column in self.columns)
         body = "".join(" & ".join(latex_text(cell) for cell in row) + " \\\\\n" for row in self.shown())
-        return (
-            f"\\begin{{tabular}}{{{align}}}\n\\toprule\n{head} \\\\\n\\midrule\n{body}\\bottomrule\n\\end{{tabular}}\n"
-        )
+        begin = f"\\begin{{tabular}}{{{align}}}\n\\toprule\n"
+        return f"{begin}{head} \\\\\n\\midrule\n{body}\\bottomrule\n\\end{{tabular}}\n"
 
     def forms(self) -> list[tuple[str, str, str]]:
         """As files: the format's name, the ending and the text."""

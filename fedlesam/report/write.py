@@ -65,10 +65,10 @@ def _draw(comparison: Comparison, folder: Path, done: Callable[[int, int], None]
     def paths(name: str) -> list[Path]:
         return [folder / f"{file_name(name)}.{ending}" for ending in ("png", "pdf")]
 
-    work: list[Callable[[], object]] = []
-    for chart in charts_of(comparison):
-        if chart.section != "surface":
-            work.append(partial(pictures.chart_picture, chart, comparison.groups, paths(chart.key)))
+    charts = [chart for chart in charts_of(comparison) if chart.section != "surface"]
+    work: list[Callable[[], object]] = [
+        partial(pictures.chart_picture, chart, comparison.groups, paths(chart.key)) for chart in charts
+    ]
     found = [(g.label, g.look, s) for g in comparison.groups for dims in (1, 2) if (s := g.surface(dims)) is not None]
     if found:
         work.append(partial(surfaces.draw, found, folder))
