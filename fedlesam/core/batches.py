@@ -41,9 +41,8 @@ def check_client(data: Any, where: str) -> int:
     """The number of samples, or a ValueError that says which client is wrong and why."""
     if isinstance(data, tuple | list):
         if len(data) != 2 or not all(isinstance(part, Tensor) for part in data):
-            raise ValueError(
-                f"{where}: expected a pair of tensors (x, y), got {[type(part).__name__ for part in data]}"
-            )
+            kinds = [type(part).__name__ for part in data]
+            raise ValueError(f"{where}: expected a pair of tensors (x, y), got {kinds}")
         if len(data[0]) != len(data[1]):
             raise ValueError(f"{where}: x has {len(data[0])} samples and y has {len(data[1])}")
         size = len(data[0])
@@ -67,17 +66,24 @@ def size_of(data: ClientData) -> int:
     return len(data[0]) if isinstance(data, tuple | list) else len(data)  # type: ignore[arg-type]
 
 
+def pair_of(data: ClientData) -> Batch | None:
+    """The two tensors a user gave; None where samples are made or loaded when they are needed.
+
+    Args:
+        data: The client's samples.
+    """
+    given = data.tensors if isinstance(data, TensorDataset) else data
+    return (given[0], given[1]) if isinstance(given, tuple | list) and len(given) == 2 else None
+
+
 def as_tensors(data: ClientData) -> Batch | None:
     """The samples as two tensors, or None where each sample would have to be read for that.
 
     Args:
         data: The client's samples.
     """
-    if isinstance(data, tuple | list):
-        return data[0], data[1]
-    if isinstance(data, TensorDataset) and len(data.tensors) == 2:
-        return data.tensors[0], data.tensors[1]
-    return data.tensors() if isinstance(data, Loadable) else None
+    pair = pair_of(data)  # asked first: a protocol's isinstance is slow
+    return data.tensors() if pair is None and isinstance(data, Loadable) else pair
 
 
 def known_labels(data: ClientData) -> Tensor | None:
@@ -146,8 +152,7 @@ class Batches:
     """
 
     def __init__(self, data: ClientData, device: torch.device) -> None:
-        tensors = isinstance(data, tuple | list | TensorDataset)  # asked first: a protocol's isinstance is slow
-        self.streamed = data if not tensors and isinstance(data, Streamed) and data.streams else None
+        self.streamed = data if pair_of(data) is None and isinstance(data, Streamed) and data.streams else None
         self.tensors = as_tensors(data) if self.streamed is None else None
         if self.tensors is not None and device.type != "cpu" and sum(t.nbytes for t in self.tensors) <= RESIDENT:
             self.tensors = self.tensors[0].to(device, non_blocking=True), self.tensors[1].to(device, non_blocking=True)

@@ -28,10 +28,11 @@ class Buffers:
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
-        self.places = {name: _place(module, name) for name in self._found()}
-        self.forms = {name: (tensor.shape, tensor.dtype) for name, tensor in self._found().items()}
-        self.names = [name for name, tensor in self._found().items() if _averaged(tensor)]
-        self.fixed = {name: _mark(tensor) for name, tensor in self._found().items() if not _averaged(tensor)}
+        found = self._found()
+        self.places = {name: (module.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2]) for name in found}
+        self.forms = {name: (tensor.shape, tensor.dtype) for name, tensor in found.items()}
+        self.names = [n for n, t in found.items() if t.layout is torch.strided and t.dtype in AVERAGED]
+        self.fixed = {name: _mark(tensor) for name, tensor in found.items() if name not in self.names}
         self.frozen = {name: _touched(p) for name, p in module.named_parameters() if not p.requires_grad}
         self.own = any(owner._buffers and not isinstance(owner, _NormBase) for owner in module.modules())
         """Some belong to other layers than norms, whose ways are known."""
@@ -81,8 +82,9 @@ class Buffers:
                 )
         for name, mark in self.fixed.items():
             if not _same(mark, now[name]):
+                kind = now[name].dtype if now[name].layout is torch.strided else now[name].layout
                 raise Unsupported(
-                    f"the buffer {name} changes while the model trains, and {_kind(now[name])} cannot be averaged over "
+                    f"the buffer {name} changes while the model trains, and {kind} cannot be averaged over "
                     "clients; use a real dtype such as float32, for complex numbers torch.view_as_real"
                 )
         for name, parameter in self.module.named_parameters():
@@ -120,19 +122,6 @@ def same_bits(one: Tensor, other: Tensor) -> bool:
         return False
     flat = (tensor.detach().contiguous().reshape(-1) for tensor in (one, other))
     return torch.equal(*(tensor.view(torch.uint8) if tensor.numel() else tensor for tensor in flat))
-
-
-def _averaged(tensor: Tensor) -> bool:
-    return tensor.layout is torch.strided and tensor.dtype in AVERAGED
-
-
-def _place(module: nn.Module, name: str) -> tuple[nn.Module, str]:
-    owner, _, key = name.rpartition(".")
-    return module.get_submodule(owner), key
-
-
-def _kind(tensor: Tensor) -> str:
-    return str(tensor.dtype if tensor.layout is torch.strided else tensor.layout)
 
 
 def _touched(tensor: Tensor) -> tuple[int, int]:

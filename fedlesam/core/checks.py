@@ -6,43 +6,32 @@ dataclass to what it declares; a `Literal` type declares its choices by itself.
 
 import dataclasses
 import functools
+import math
 import sys
-from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypedDict, Unpack, get_args, get_origin, get_type_hints
 
 LARGEST = 1e30
 """Of a setting: its products with others must still be numbers in single precision."""
 
 
-class Range(NamedTuple):
+class Range(TypedDict, total=False):
     """What a number may be."""
 
-    above: float | None = None
-    at_least: float | None = None
-    at_most: float | None = None
-    below: float | None = None
-    whole: bool = False
+    above: float
+    at_least: float
+    at_most: float
+    below: float
+    whole: bool
 
 
-def param(
-    default: Any,
-    *,
-    above: float | None = None,
-    at_least: float | None = None,
-    at_most: float | None = None,
-    below: float | None = None,
-    whole: bool = False,
-) -> Any:
+def param(default: Any, **bounds: Unpack[Range]) -> Any:
     """A field of a dataclass with its range.
 
     Args:
         default: its default; None stands for "not set" and is not checked.
-        above: it is larger than this.
-        at_least: it is this or larger.
-        at_most: it is this or smaller.
-        below: it is smaller than this.
-        whole: it is a whole number.
+        **bounds: it is `above`, `at_least`, `at_most` or `below` a number; `whole`: it is a whole number.
     """
-    return dataclasses.field(default=default, metadata={"range": Range(above, at_least, at_most, below, whole)})
+    return dataclasses.field(default=default, metadata={"range": bounds})
 
 
 def check_params(owner: Any, name: str = "") -> None:
@@ -70,14 +59,14 @@ def _declared(kind: Any) -> list[tuple[dataclasses.Field[Any], Any]]:
 
 def check_range(owner: str, name: str, value: Any, bounds: Range) -> None:
     """A ValueError unless `value` is a finite number in its range."""
-    if bounds.whole:
-        check_count(owner, name, value, int(bounds.at_least or 0))
+    if bounds.get("whole"):
+        check_count(owner, name, value, int(bounds.get("at_least", 0)))
     else:
-        check_number(owner, name, value, above=bounds.above, at_least=bounds.at_least)
-    if bounds.at_most is not None and value > bounds.at_most:
-        raise ValueError(f"{owner}: {name} must be at most {bounds.at_most:g}, got {value}")
-    if bounds.below is not None and value >= bounds.below:
-        raise ValueError(f"{owner}: {name} must be below {bounds.below:g}, got {value}")
+        check_number(owner, name, value, above=bounds.get("above"), at_least=bounds.get("at_least"))
+    if value > bounds.get("at_most", math.inf):
+        raise ValueError(f"{owner}: {name} must be at most {bounds['at_most']:g}, got {value}")
+    if value >= bounds.get("below", math.inf):
+        raise ValueError(f"{owner}: {name} must be below {bounds['below']:g}, got {value}")
 
 
 def is_number(value: object) -> bool:

@@ -136,7 +136,7 @@ def sync_file(path: Path) -> None:
 
 def sync_folder(path: Path) -> None:
     """A rename is only lasting once its folder is; file systems that cannot sync one do so by themselves."""
-    with contextlib.suppress(PermissionError, OSError):
+    with contextlib.suppress(OSError):
         handle = os.open(path, os.O_RDONLY)
         try:
             os.fsync(handle)

@@ -40,12 +40,7 @@ class BatchScore:
 
 @torch.no_grad()
 def score_batches(
-    model: FlatModel,
-    data: Batches,
-    loss: Loss,
-    part: int = 0,
-    parts: int = 1,
-    check: Callable[[], None] = lambda: None,
+    model: FlatModel, data: Batches, loss: Loss, part: int = 0, parts: int = 1, check: Callable[[], None] = lambda: None
 ) -> list[BatchScore]:
     """Score every `parts`-th batch of a data set.
 

@@ -77,7 +77,7 @@ class Memory:
     @property
     def nbytes(self) -> int:
         """The bytes of its tensors."""
-        return size_in_bytes(self.perturbation, self.correction)
+        return size_in_bytes(self.flatten())
 
 
 @dataclass(frozen=True)

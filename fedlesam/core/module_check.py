@@ -1,7 +1,6 @@
 """What a model must be to be trained here; said when it is given, not after a round."""
 
 import copy
-from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
@@ -47,9 +46,14 @@ def check_module(module: nn.Module) -> None:
 def _check_apart(module: nn.Module) -> None:
     """Trainable parameters get new memory, and what shares theirs would not follow."""
     trainable = {id(p) for p in module.parameters() if p.requires_grad}
-    spans = sorted((*_span(t), name, id(t) in trainable) for name, t in _named(module) if _has_memory(t))
+    spans = []
+    for name, tensor in _named(module):
+        if tensor.layout is torch.strided and tensor.numel() > 0 and tensor.device.type != "meta":
+            entries = 1 + sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+            start = tensor.data_ptr()
+            spans.append((start, start + entries * tensor.element_size(), name, id(tensor) in trainable))
     ends: dict[bool, tuple[int, str]] = {}
-    for start, end, name, trains in spans:
+    for start, end, name, trains in sorted(spans):
         for other_trains, (other_end, other) in ends.items():
             if (trains or other_trains) and start < other_end:
                 raise Unsupported(
@@ -60,23 +64,11 @@ def _check_apart(module: nn.Module) -> None:
             ends[trains] = end, name
 
 
-def _named(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+def _named(module: nn.Module) -> list[tuple[str, Tensor]]:
     """Parameters and buffers, each once."""
-    seen: set[int] = set()
-    for named in (module.named_parameters(), module.named_buffers()):
-        for name, tensor in named:
-            if id(tensor) not in seen:
-                seen.add(id(tensor))
-                yield name, tensor
-
-
-def _has_memory(tensor: Tensor) -> bool:
-    return tensor.layout is torch.strided and tensor.numel() > 0 and tensor.device.type != "meta"
-
-
-def _span(tensor: Tensor) -> tuple[int, int]:
-    entries = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return tensor.data_ptr(), tensor.data_ptr() + entries * tensor.element_size()
+    named = [*module.named_parameters(), *module.named_buffers()]
+    first = {id(tensor): name for name, tensor in reversed(named)}
+    return [(name, tensor) for name, tensor in named if first[id(tensor)] == name]
 
 
 def one_tensor(output: object) -> Tensor:

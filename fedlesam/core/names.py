@@ -34,9 +34,8 @@ def imported(kind: str, path: str) -> Any:
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
-        raise ValueError(
-            f"{kind} {path!r}: cannot import {error.name!r}; run from its folder or put it on PYTHONPATH"
-        ) from error
+        what = f"{kind} {path!r}: cannot import {error.name!r}"
+        raise ValueError(f"{what}; run from its folder or put it on PYTHONPATH") from error
     try:
         return getattr(module, attribute)
     except AttributeError as error:

@@ -6,7 +6,7 @@ in fixed point. Small values (losses, BatchNorm statistics) are kept per client 
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -31,6 +31,7 @@ class ResultSummary:
     buffers: Mapping[str, Tensor]
 
 
+@dataclass
 class Reduction:
     """The results of a round, added to sums one by one: no two updates are held at once.
 
@@ -40,27 +41,20 @@ class Reduction:
 
     Args:
         round: the round.
-        weight: of all active clients together, including those that fail.
+        asked: the weight of all active clients together, including those that fail.
         by_examples: whether clients are weighted by their number of samples.
         max_norm: of an update; a larger one is refused.
         buffers: those that were sent. An entry that no client changed keeps its bits, and may be -inf or NaN.
     """
 
-    def __init__(
-        self,
-        round: int,
-        weight: int,
-        *,
-        by_examples: bool = False,
-        max_norm: float | None = None,
-        buffers: Mapping[str, Tensor] | None = None,
-    ) -> None:
-        self.round, self.asked, self.by_examples, self.max_norm = round, weight, by_examples, max_norm
-        self.received = buffers or {}
-        self.largest = RANGE if by_examples else RANGE / weight
-        self.sums: dict[str, ExactSum] = {}
-        self.summaries: dict[int, ResultSummary] = {}
-        self.lr = 0.0
+    round: int
+    asked: int
+    by_examples: bool = False
+    max_norm: float | None = None
+    buffers: Mapping[str, Tensor] = field(default_factory=dict)
+    sums: dict[str, ExactSum] = field(default_factory=dict, init=False)
+    summaries: dict[int, ResultSummary] = field(default_factory=dict, init=False)
+    lr: float = field(default=0.0, init=False)
 
     def add(self, answer: ClientResult) -> None:
         """Add a client's result.
@@ -94,10 +88,9 @@ class Reduction:
                 found = total.add_rows(torch.stack([named[i][name] for i in good]), weights)
             squares = found.tolist() if name == "update" else squares
         for i, weight, square in zip(good, weights, squares, strict=True):
-            answer = answers[i]
-            summary = ResultSummary(weight, answer.loss, answer.result.steps, square, answer.buffers)
-            self.summaries[answer.client] = summary
-            self.lr = answer.result.lr
+            one, result = answers[i], answers[i].result
+            self.summaries[one.client] = ResultSummary(weight, one.loss, result.steps, square, one.buffers)
+            self.lr = result.lr
         return [NotFinite(why, self.round, a.client) if why else None for why, a in zip(wrong, answers, strict=True)]
 
     def sum_of(self, name: str, like: Tensor) -> ExactSum:
@@ -115,21 +108,20 @@ class Reduction:
             return [f"the clients asked have {self.asked} examples, at most {MOST} can be weighted"] * len(answers)
         ends = [torch.stack(vector.aminmax()) for vectors in named for vector in vectors.values()]
         peaks = iter(torch.stack(ends).abs().amax(1).tolist())
-        return [
-            self._refusal(answer, {name: next(peaks) for name in own})
-            for answer, own in zip(answers, named, strict=True)
-        ]
+        own = [{name: next(peaks) for name in vectors} for vectors in named]
+        return list(map(self._refusal, answers, own))
 
     def _refusal(self, answer: ClientResult, peaks: Mapping[str, float]) -> str:
+        largest = RANGE if self.by_examples else RANGE / self.asked
         for name, peak in peaks.items():
             if not math.isfinite(peak):
                 return f"{name} is not finite"
-            if peak >= self.largest:
-                return f"{name} has an entry of {peak:.3g}, too large to be averaged (from {self.largest:.3g})"
+            if peak >= largest:
+                return f"{name} has an entry of {peak:.3g}, too large to be averaged (from {largest:.3g})"
         for name, buffer in answer.buffers.items():
             wrong = ~buffer.isfinite()
-            if bool(wrong.any()) and name in self.received:
-                wrong &= ~same_entries(buffer, self.received[name])
+            if bool(wrong.any()) and name in self.buffers:
+                wrong &= ~same_entries(buffer, self.buffers[name])
             if bool(wrong.any()):
                 return f"the buffer {name} is not finite"
         if self.max_norm is not None:
@@ -173,11 +165,9 @@ class Reduction:
             if first.is_floating_point():
                 total = sum(summary.buffers[name].double() * summary.weight for summary in summaries)
                 means[name] = torch.as_tensor(total / self.weight).to(first.dtype)
-                if name in self.received:
-                    kept = torch.stack(
-                        [same_entries(summary.buffers[name], self.received[name]) for summary in summaries]
-                    ).all(0)
-                    means[name] = torch.where(kept, self.received[name].to(first.device), means[name])
+                if (sent := self.buffers.get(name)) is not None:
+                    kept = torch.stack([same_entries(summary.buffers[name], sent) for summary in summaries]).all(0)
+                    means[name] = torch.where(kept, sent.to(first.device), means[name])
             else:
                 means[name] = torch.stack([summary.buffers[name] for summary in summaries]).amax(0)
         return means

@@ -54,13 +54,7 @@ def server_step(algorithm: Algorithm, state: ServerState, reduction: Reduction, 
         return RoundResult(state.weights, update, reduction.steps, reduction.lr, answered / clients, uploads)
 
     weights, server = algorithm.server.step(state.server, result({}))
-    return ServerState(
-        round=state.round + 1,
-        weights=weights,
-        buffers=reduction.mean_buffers(),
-        perturbation=algorithm.perturbation.aggregate(
-            state.perturbation, result(reduction.mean("perturbation", dtype))
-        ),
-        correction=algorithm.correction.aggregate(state.correction, result(reduction.mean("correction", dtype))),
-        server=server,
-    )
+    e, c = (result(reduction.mean(slot, dtype)) for slot in ("perturbation", "correction"))
+    perturbation = algorithm.perturbation.aggregate(state.perturbation, e)
+    correction = algorithm.correction.aggregate(state.correction, c)
+    return ServerState(state.round + 1, weights, reduction.mean_buffers(), perturbation, correction, server)

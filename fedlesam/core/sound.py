@@ -5,10 +5,9 @@ from collections.abc import Iterator, Sequence
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils.data import TensorDataset
 
 from fedlesam.core import seeds
-from fedlesam.core.batches import Batch, Batches, ClientData, check_client, known_labels
+from fedlesam.core.batches import Batches, ClientData, check_client, known_labels, pair_of
 from fedlesam.core.buffers import Unsupported
 from fedlesam.core.flat_model import FlatModel
 from fedlesam.core.local import LocalTraining
@@ -19,31 +18,16 @@ OWN_LOSS = "for other targets give a loss of their kind, e.g. LocalTraining(loss
 
 def named(clients: Sequence[ClientData], test: ClientData | None) -> Iterator[tuple[str, ClientData]]:
     """What the data are called in a message."""
-    for i, data in enumerate(clients):
-        yield f"client {i}", data
+    yield from ((f"client {i}", data) for i, data in enumerate(clients))
     if test is not None:
         yield "the test set", test
-
-
-def pair_of(data: ClientData) -> Batch | None:
-    """The two tensors a user gave; None where samples are made or loaded when they are needed."""
-    if isinstance(data, TensorDataset):
-        return data.tensors[0], data.tensors[1]
-    return (data[0], data[1]) if isinstance(data, tuple | list) else None
-
-
-def bad_sample(values: Tensor) -> int | None:
-    """The first sample with a value that is not finite."""
-    if not values.is_floating_point() or not values.numel() or all(end.isfinite() for end in values.aminmax()):
-        return None
-    return int((~values.isfinite()).reshape(len(values), -1).any(1).nonzero()[0])
 
 
 def check_finite(x: Tensor, y: Tensor, where: str, numbers: Tensor | slice | None = None) -> None:
     """A ValueError for a NaN or an infinity. `numbers` are the samples' own, where they are a batch."""
     for what, values in (("x", x), ("y", y)):
-        sample = bad_sample(values)
-        if sample is not None:
+        if values.is_floating_point() and values.numel() and not all(end.isfinite() for end in values.aminmax()):
+            sample = int((~values.isfinite()).reshape(len(values), -1).any(1).nonzero()[0])
             number = int(numbers[sample]) if isinstance(numbers, Tensor) else sample
             raise ValueError(f"{where}: {what} of sample {number} is not finite; mend the sample or leave it out")
 
@@ -53,8 +37,7 @@ def check_samples(clients: Sequence[ClientData], test: ClientData | None, *, dro
     first: tuple[str, torch.dtype] | None = None
     for where, data in named(clients, test):
         check_client(data, where)
-        pair = pair_of(data)
-        if pair is None:
+        if (pair := pair_of(data)) is None:
             continue
         if data is test or not drop:
             check_finite(*pair, where)
@@ -76,8 +59,7 @@ def check_labels(clients: Sequence[ClientData], test: ClientData | None, seen: T
     """All targets that are known in advance, for cross-entropy; `seen` is that of the first client's first sample."""
     check_targets(seen, output, "client 0")
     for where, data in named(clients, test):
-        labels = known_labels(data)
-        if labels is None:
+        if (labels := known_labels(data)) is None:
             continue
         check_targets(labels, output, where)
         if len(output) != 2 or labels.is_floating_point():
@@ -109,9 +91,8 @@ def check_targets(y: Tensor, output: Sequence[int], where: str) -> None:
         )
     if rest != expected:
         remedy = "give y.squeeze(1)" if rest == (1, *expected) else OWN_LOSS
-        raise ValueError(
-            f"{where}: y has the shape {tuple(y.shape)}, and cross-entropy takes {(len(y), *expected)}; {remedy}"
-        )
+        shapes = f"{where}: y has the shape {tuple(y.shape)}, and cross-entropy takes {(len(y), *expected)}"
+        raise ValueError(f"{shapes}; {remedy}")
     if y.dtype != torch.int64:
         raise ValueError(f"{where}: y is {y.dtype}, and cross-entropy takes int64; give y.long()")
 

@@ -103,7 +103,7 @@ def option(
     default: Value | None, group: str, kind: Callable[[str], Value], help: str, metavar: str = "", **bounds: float
 ) -> Any:
     """A field of RunConfig with what flags, files and help need of it, and its range."""
-    ranged = {"range": Range(**bounds, whole=kind in (int, byte_size))} if bounds else {}
+    ranged = {"range": {**bounds, "whole": kind in (int, byte_size)}} if bounds else {}
     return field(default=default, metadata={"option": Option(group, kind, help, metavar), **ranged})
 
 
