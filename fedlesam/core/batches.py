@@ -111,12 +111,7 @@ def steps_per_epoch(size: int, batch_size: int, join_last: bool) -> int:
 
 
 def batch_indices(
-    size: int,
-    batch_size: int,
-    epochs: int,
-    join_last: bool,
-    rng: torch.Generator,
-    device: torch.device | None = None,
+    size: int, batch_size: int, epochs: int, join_last: bool, rng: torch.Generator, device: torch.device | None = None
 ) -> Iterator[Tensor | slice]:
     """The places of the samples of each batch. An epoch visits each sample once, in a new order.
 

@@ -45,8 +45,7 @@ class FlatModel:
             )
         if not parameters[0].is_floating_point():
             raise ValueError(f"trainable parameters must be real numbers, got {parameters[0].dtype}")
-        self.parameters = parameters
-        self.shapes = [p.shape for p in parameters]
+        self.parameters, self.shapes = parameters, [p.shape for p in parameters]
         self.weights = torch.cat([p.detach().reshape(-1) for p in parameters])
         for parameter, view in zip(parameters, self.views(self.weights), strict=True):
             parameter.data = view

@@ -39,8 +39,7 @@ def flatten(**slots: Tensor | Mapping[str, Tensor]) -> State:
     """
     flat: State = {}
     for slot, value in slots.items():
-        named = {slot: value} if isinstance(value, Tensor) else {f"{slot}/{name}": t for name, t in value.items()}
-        flat.update(named)
+        flat |= {slot: value} if isinstance(value, Tensor) else {f"{slot}/{name}": t for name, t in value.items()}
     return flat
 
 

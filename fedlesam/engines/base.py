@@ -59,7 +59,6 @@ class Engine(Protocol):
             broadcast: what the server sends to each of them.
             active: the clients.
         """
-        ...
 
     def evaluate(self, broadcast: Broadcast) -> Evaluation | None:
         """Evaluate a global model on the test data; None without test data.
@@ -67,11 +66,9 @@ class Engine(Protocol):
         Args:
             broadcast: the model, as it would be sent.
         """
-        ...
 
     def commit(self) -> None:
         """Make the client states of the last trained round current, all at once."""
-        ...
 
     def save(self, folder: Path, known: Collection[str]) -> Saved:
         """Write the current client states to a folder so that they survive a power loss.
@@ -80,7 +77,6 @@ class Engine(Protocol):
             folder: where the files go.
             known: files that a checkpoint wrote there before; they are not written again.
         """
-        ...
 
     def load_states(self, folder: Path, saved: Saved) -> None:
         """Replace the current client states by saved ones.
@@ -92,7 +88,6 @@ class Engine(Protocol):
         Raises:
             Damaged: a file is missing or is not the one that was saved.
         """
-        ...
 
     def collect(self, folder: Path, named: Collection[str]) -> None:
         """Delete files of client states.
@@ -101,11 +96,9 @@ class Engine(Protocol):
             folder: where the files are.
             named: the files to keep.
         """
-        ...
 
     def close(self) -> None:
         """End the processes that the engine uses."""
-        ...
 
 
 def is_client_error(error: Exception) -> bool:

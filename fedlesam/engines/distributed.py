@@ -76,11 +76,7 @@ class DistributedEngine:
         self._jobs = assign(sizes, self._homes if self.pinned else {}, self.world.size)
         replies = self._call("train", jobs=self._jobs)
         self._states = [pair for reply, _ in replies for pair in reply["states"]]
-        names = sorted({name for reply, _ in replies for name in reply["sums"]})
-        self._call("sum_up", names=names)
-        return self._join(broadcast, active, replies)
-
-    def _join(self, broadcast: Broadcast, active: Sequence[int], replies: list[Reply]) -> Outcome:
+        self._call("sum_up", names=sorted({name for reply, _ in replies for name in reply["sums"]}))
         reduction = self.local_engine.reduction(broadcast, active)
         reduction.sums = self._worker.outcome.reduction.sums
         outcome = Outcome(reduction)
@@ -166,9 +162,8 @@ class DistributedEngine:
 
     def _steps(self, round: int, client: int) -> int:
         """Local steps, as the length of a job."""
-        engine = self.local_engine
-        size, local = size_of(engine.clients[client]), engine.local
-        return local.epochs_of(engine.seed, round, client) * -(-size // local.batch_size)
+        engine, local = self.local_engine, self.local_engine.local
+        return local.epochs_of(engine.seed, round, client) * -(-size_of(engine.clients[client]) // local.batch_size)
 
 
 class Worker:

@@ -167,22 +167,20 @@ class Heart:
 
     async def accept(self, reader: asyncio.StreamReader, line: asyncio.StreamWriter) -> None:
         """At rank 0: serve a new connection, of another rank or of a stranger."""
-        rank = 0
+        rank: Any = 0
         self.strangers += 1
         try:
-            if self.strangers <= STRANGERS:
-                hello = verify(self.secret, await asyncio.wait_for(reader.readline(), PATIENCE))
-                rank = hello.get("rank", 0)
-        except (OSError, ValueError, TimeoutError):
-            rank = 0
+            with contextlib.suppress(OSError, ValueError, TimeoutError):
+                if self.strangers <= STRANGERS:
+                    rank = verify(self.secret, await asyncio.wait_for(reader.readline(), PATIENCE)).get("rank")
         finally:
             self.strangers -= 1
         if type(rank) is not int or not 0 < rank < len(self.hosts):
             line.close()
             return
-        former, self.lines[rank] = self.lines.get(rank), line
-        if former is not None:
-            former.close()
+        if rank in self.lines:
+            self.lines[rank].close()
+        self.lines[rank] = line
         self.addresses[rank] = line.get_extra_info("peername")[0]
         self.receive(rank, {})
         if not stopped(self.parent):
@@ -215,14 +213,12 @@ class Heart:
                 self.set_after(float(command["after"]))
             if "bye" in command:
                 self.send({"bye": True})
-                return
-            if "heard" in command:
+            if "bye" in command or "heard" in command:
                 return
 
     async def release(self) -> None:
         """After a loss: kill a parent that waits in a library or is stopped, since it holds the run's folder."""
-        seconds = RELEASE if stopped(self.parent) else GRACE
-        await asyncio.sleep(seconds)
+        await asyncio.sleep(RELEASE if stopped(self.parent) else GRACE)
         if os.getppid() == self.parent:
             print(f"error: process {self.rank} does not end by itself and is killed", file=sys.stderr, flush=True)
             os.kill(self.parent, signal.SIGKILL)

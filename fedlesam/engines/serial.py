@@ -78,8 +78,8 @@ class SerialEngine:
         with compute_context(self.threads, self.model.device):
             for result in self.accepted(broadcast, share, outcome.reduction, before_step):
                 outcome.bytes_up += result.nbytes
-                state = self.store.prepare(broadcast.round, result.client, result.memory, broadcast.weights)
-                self.pending[result.client] = state
+                client, memory = result.client, result.memory
+                self.pending[client] = self.store.prepare(broadcast.round, client, memory, broadcast.weights)
             self.store.make_room(broadcast.round, broadcast.weights, self.pending)
         outcome.backward_passes = self.model.backward_passes - passes
         return outcome
@@ -97,10 +97,10 @@ class SerialEngine:
         """
         for group in self.results(broadcast, share, before_step):
             for result, refused in zip(group, into.add_many(group), strict=True):
-                if refused is not None:
-                    self._drop_client(result.client, refused)
-                else:
+                if refused is None:
                     yield result
+                else:
+                    self._drop_client(result.client, refused)
 
     def reduction(self, broadcast: Broadcast, active: Sequence[int]) -> Reduction:
         """An empty reduction for a round.
@@ -110,13 +110,7 @@ class SerialEngine:
             active: all clients of the round.
         """
         weight = sum(size_of(self.clients[client]) for client in active) if self.by_examples else len(active)
-        return Reduction(
-            broadcast.round,
-            max(1, weight),
-            by_examples=self.by_examples,
-            max_norm=self.max_norm,
-            buffers=broadcast.buffers,
-        )
+        return Reduction(broadcast.round, max(1, weight), self.by_examples, self.max_norm, broadcast.buffers)
 
     def results(
         self, broadcast: Broadcast, share: Sequence[int], before_step: Callable[[], None]

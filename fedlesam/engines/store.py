@@ -62,9 +62,8 @@ class Store(Mapping[int, Memory]):
         return self._ram.nbytes
 
     def __getitem__(self, client: int) -> Memory:
-        if client in self._resident:
-            return self._resident[client]
-        return self._read(client, self.rounds[client])
+        found = self._resident.get(client)
+        return self._read(client, self.rounds[client]) if found is None else found
 
     def __iter__(self) -> Iterator[int]:
         return iter(sorted(self.rounds))
@@ -103,23 +102,24 @@ class Store(Mapping[int, Memory]):
             return
         old = {client: self._resident[client] for client in new if client in self._resident}
         coming = _ByteCount()
-        for memory in new.values():
-            if memory is not None:
-                coming.add(memory)
+        for fresh in filter(None, new.values()):
+            coming.add(fresh)
         try:
             for client in old:
                 self._drop(client)
             for client in [client for client, memory in self._resident.items() if memory]:
                 if self.nbytes + coming.nbytes <= self.budget:
                     break
-                self._spill(client)
+                round_then = self.rounds[client]
+                self._write_own(round_then, client, self._resident[client], self.anchors.get(round_then))
+                self._drop(client)
         finally:
             for client, memory in old.items():
                 self._keep(client, memory)
-        for client, fresh in new.items():
-            if fresh and coming.nbytes > self.budget:
-                self._write_early(round, client, fresh, anchor)
-                coming.remove(fresh)
+        for client, waiting in new.items():
+            if waiting and coming.nbytes > self.budget:
+                self._write_early(round, client, waiting, anchor)
+                coming.remove(waiting)
                 new[client] = None
 
     def commit(self, round: int, anchor: Tensor, memories: Mapping[int, Memory | None]) -> None:
@@ -221,14 +221,8 @@ class Store(Mapping[int, Memory]):
         self._ram.add(memory)
 
     def _drop(self, client: int) -> None:
-        memory = self._resident.pop(client, None)
-        if memory is not None:
+        if (memory := self._resident.pop(client, None)) is not None:
             self._ram.remove(memory)
-
-    def _spill(self, client: int) -> None:
-        round = self.rounds[client]
-        self._write_own(round, client, self._resident[client], self.anchors.get(round))
-        self._drop(client)
 
     def _unlink(self, old: list[tuple[int, int]]) -> None:
         """Delete files that the index does not name any more. One that stays does no harm; half a commit would."""
@@ -276,8 +270,7 @@ class Store(Mapping[int, Memory]):
         path = folder / client_file(round, client)
         try:
             tensors, metadata = state.load(path)
-            shared = metadata.get("anchor", [])
-            if shared:
+            if shared := metadata.get("anchor"):
                 anchor = self._mapped.get(round)
                 if anchor is None:
                     path = folder / anchor_file(round)

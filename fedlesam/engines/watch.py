@@ -1,6 +1,7 @@
 """Detects lost processes while this one computes or waits: a heartbeat between hosts, a poll of forked workers."""
 
 import contextlib
+import ipaddress
 import json
 import os
 import secrets
@@ -49,6 +50,8 @@ class Watch:
     def __init__(self, rank: int, hosts: list[str], store: Any, lost: Callable[[str], None]) -> None:
         command = [sys.executable, "-I", "-S", heartbeat.__file__]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self._input: Any = self.process.stdin
+        self._output: Any = self.process.stdout
         settings = {"rank": rank, "hosts": hosts, "after": LOST_AFTER, "parent": os.getpid()}
         try:
             if rank == 0:
@@ -63,10 +66,6 @@ class Watch:
             self.process.wait()
             raise
         threading.Thread(target=self._listen, args=(lost,), daemon=True).start()
-
-    @property
-    def _output(self) -> Any:
-        return self.process.stdout
 
     def _begin(self, settings: dict[str, Any]) -> dict[str, Any]:
         """Start the heartbeat. Rank 0 returns when it listens, the others when rank 0 has answered."""
@@ -83,10 +82,9 @@ class Watch:
         Args:
             message: anything that JSON holds.
         """
-        stream: Any = self.process.stdin
         with contextlib.suppress(OSError, ValueError):
-            stream.write(json.dumps(message).encode() + b"\n")
-            stream.flush()
+            self._input.write(json.dumps(message).encode() + b"\n")
+            self._input.flush()
 
     def _listen(self, lost: Callable[[str], None]) -> None:
         with contextlib.suppress(ValueError):  # closed
@@ -97,7 +95,7 @@ class Watch:
         """End the heartbeat: the others do not miss this process."""
         self.send({"bye": True})
         with contextlib.suppress(OSError):
-            self.process.stdin.close()  # type: ignore[union-attr]
+            self._input.close()
         try:
             self.process.wait(timeout=5)
         except subprocess.TimeoutExpired:
@@ -119,9 +117,7 @@ def own_address(hosts: Sequence[str]) -> tuple[list[str], str]:
     with socket.socket(family, kind) as probe:
         probe.connect(address)
         own: str = probe.getsockname()[0]
-    if not own.startswith("127.") and own != "::1":
-        return [own], own
-    if len(set(hosts)) == 1:
+    if not ipaddress.ip_address(own.partition("%")[0]).is_loopback or len(set(hosts)) == 1:
         return [own], own
     return [master[0], hosts[0]], "0.0.0.0" if family == socket.AF_INET else "::"
 

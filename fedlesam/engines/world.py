@@ -206,8 +206,7 @@ def start_local(
         raise ValueError("torch.distributed is already in use in this process: start the run with torchrun instead")
     folder = Path(tempfile.mkdtemp(prefix="fedlesam-"))
     meeting = str(folder / "meeting")
-    method = "fork" if threads == 1 and sys.platform == "linux" else "spawn"
-    context: Any = multiprocessing.get_context(method)
+    context: Any = multiprocessing.get_context("fork" if threads == 1 and sys.platform == "linux" else "spawn")
     world = World(0, workers, folder)
     try:
         started = []
@@ -219,24 +218,18 @@ def start_local(
             sender.close()
             world.children.append(child)
             started.append(receiver)
-        for receiver in started:
-            _await(receiver)
+        for receiver in started:  # before the rendezvous, which would wait for a dead worker without end
+            with receiver:
+                receiver.recv_bytes()
         watching = (list(world.children), lost_after, world.lose)
         threading.Thread(target=watch_children, args=watching, daemon=True).start()
         _meet(0, workers, meeting)
-    except BaseException:
+    except BaseException as error:
         world.close(kill=True)
+        if isinstance(error, EOFError):
+            raise WorkerLost("a worker process died while it started; its own message is above") from None
         raise
     return world
-
-
-def _await(receiver: Any) -> None:
-    """Wait until a worker has started. The rendezvous comes later: it would wait for a dead worker without end."""
-    try:
-        with receiver:
-            receiver.recv_bytes()
-    except EOFError:
-        raise WorkerLost("a worker process died while it started; its own message is above") from None
 
 
 def _worker(

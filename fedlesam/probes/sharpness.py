@@ -124,15 +124,9 @@ class Sharpness(SampledProbe):
         look.tick(1, total)
         invariant = rise(loss, w, self.relative, self.steps, scale=w.abs())
         look.tick(2, total)
-        values: Values = {
-            "loss": raw.loss,
-            "gradient_norm": raw.gradient_norm,
-            "weight_norm": float(w.norm()),
-            "first_order": raw.first_order,
-            "ascent": raw.ascent,
-            "relative_first_order": invariant.first_order,
-            "relative_ascent": invariant.ascent,
-        }
+        values: Values = {"loss": raw.loss, "gradient_norm": raw.gradient_norm, "weight_norm": float(w.norm())}
+        values |= {"first_order": raw.first_order, "ascent": raw.ascent}
+        values |= {"relative_first_order": invariant.first_order, "relative_ascent": invariant.ascent}
         local, ends, dropped = {}, {}, dict[int, str]()
         for done, client in enumerate(clients, 3):
             local[client] = rise(loss.only(client), w, self.radius, self.steps).ascent

@@ -102,9 +102,7 @@ def surface_of(
     """
     axes = directions(weights, loss.model.shapes, grid.dims, grid.seed)
     known = {
-        "dims": grid.dims,
-        "points": grid.points,
-        "span": grid.span,
+        **{name: getattr(grid, name) for name in ("dims", "points", "span")},
         "samples": loss.samples,
         "directions_seed": grid.seed,
         "directions": "random, filter-normalised; vectors left out",

@@ -252,14 +252,11 @@ def _surfaces(comparison: Comparison) -> list[Panel]:
 
 def _splits(comparison: Comparison) -> list[Panel]:
     """One heat map for each way the data were divided, of its first seed."""
-    options = [
-        {
-            "name": f"{config.split}, {len(counts)} clients",
-            "counts": counts.T.tolist(),
-            "caption": f"Samples of each class at each client: {config.split}, seed {config.seed}.",
-        }
-        for config, counts in comparison.splits()
-    ]
+    options = []
+    for config, counts in comparison.splits():
+        name = f"{config.split}, {len(counts)} clients"
+        caption = f"Samples of each class at each client: {config.split}, seed {config.seed}."
+        options.append({"name": name, "counts": counts.T.tolist(), "caption": caption})
     return [Panel("Split", {"kind": "heat", "options": options}, "heat")] if options else []
 
 

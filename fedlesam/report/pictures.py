@@ -13,19 +13,14 @@ from numpy.typing import NDArray
 
 from fedlesam.report.charts import ACCURACY, Chart, learning_curves
 from fedlesam.report.groups import Group, compare_runs
-from fedlesam.runs.config import RunConfig
 from fedlesam.runs.read import Run
 
 COLUMN = 3.4
 """Width of a column of a paper, in inches."""
 
 PAPER: dict[Any, Any] = {
-    "font.size": 8,
-    "axes.titlesize": 8,
-    "axes.labelsize": 8,
-    "xtick.labelsize": 7,
-    "ytick.labelsize": 7,
-    "legend.fontsize": 7,
+    **dict.fromkeys(("font.size", "axes.titlesize", "axes.labelsize"), 8),
+    **dict.fromkeys(("xtick.labelsize", "ytick.labelsize", "legend.fontsize"), 7),
     "axes.linewidth": 0.6,
     "pdf.fonttype": 42,  # fonts that journals take
 }
@@ -184,17 +179,13 @@ def comparison(runs: list[Run], out: Path) -> list[Path]:
         runs: The runs.
         out: Where the pictures go.
     """
-    config = runs[0].config
-    counts = runs[0].class_counts()
+    config, counts = runs[0].config, runs[0].class_counts()
     clients = config.clients if counts is None else len(counts)
-    title = f"{config.data}, {config.model}, {config.split}, {clients} clients, {_active(config)} active"
+    active = f"{100 * config.active:g} %" if isinstance(config.active, float) else config.active
+    title = f"{config.data}, {config.model}, {config.split}, {clients} clients, {active} active"
     drawn = [accuracy_curves(runs, out / "accuracy.png", title)]
     if counts is not None:
         classes = [str(c) for c in range(counts.shape[1])]
         title = f"{config.data}, {config.split}: samples per class and client"
         drawn.append(split_heat_map(counts, classes, out / "split.png", title))
     return drawn
-
-
-def _active(config: RunConfig) -> Any:
-    return f"{100 * config.active:g} %" if isinstance(config.active, float) else config.active
