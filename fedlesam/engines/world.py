@@ -218,18 +218,24 @@ def start_local(
             sender.close()
             world.children.append(child)
             started.append(receiver)
-        for receiver in started:  # before the rendezvous, which would wait for a dead worker without end
-            with receiver:
-                receiver.recv_bytes()
+        for receiver in started:
+            _await(receiver)
         watching = (list(world.children), lost_after, world.lose)
         threading.Thread(target=watch_children, args=watching, daemon=True).start()
         _meet(0, workers, meeting)
-    except BaseException as error:
+    except BaseException:
         world.close(kill=True)
-        if isinstance(error, EOFError):
-            raise WorkerLost("a worker process died while it started; its own message is above") from None
         raise
     return world
+
+
+def _await(receiver: Any) -> None:
+    """Wait until a worker has started. The rendezvous comes later: it would wait for a dead worker without end."""
+    try:
+        with receiver:
+            receiver.recv_bytes()
+    except EOFError:
+        raise WorkerLost("a worker process died while it started; its own message is above") from None
 
 
 def _worker(
