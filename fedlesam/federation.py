@@ -101,7 +101,16 @@ class Federation:
         self.name = algorithm if isinstance(algorithm, str) else None
         self.algorithm = algorithms.get(algorithm) if isinstance(algorithm, str) else algorithm
         if not isinstance(self.algorithm, Algorithm):
-            raise ValueError(f"algorithm must be a name or an Algorithm, got {algorithm!r}")
+            raise ValueError(
+                f"algorithm must be a name or an Algorithm, got {algorithm!r}; e.g. fl.algorithms.fedsam()"
+            )
+        for what, value, kind in (
+            ("local", local, LocalTraining),
+            ("failures", failures, FailurePolicy),
+            ("execution", execution, Execution),
+        ):
+            if value is not None and not isinstance(value, kind):
+                raise ValueError(f"{what} must be an object fl.{kind.__name__}(...), got {value!r}")
         self.failures, self.execution = failures or FailurePolicy(), execution or Execution()
         check_count("Federation", "seed", seed, at_least=0)
         check_count("Federation", "evaluate_every", evaluate_every)

@@ -27,6 +27,10 @@ NAN = math.nan
 X, Y = samples((4,))[0]
 
 
+def loosely(**settings: Any) -> Federation:
+    return Federation(mlp(), samples(), **settings)
+
+
 def with_client(client: Any, **settings: Any) -> Federation:
     return federation("fedavg", clients=[(X, Y), client], **settings)
 
@@ -138,6 +142,13 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
         r"client 1: expected a pair of tensors.*ndarray",
     ),
     "a client of anything": (lambda: with_client(Rows()), r"client 1: expected \(x, y\) tensors or .* got Rows"),
+    "one pair for all clients": (
+        lambda: federation("fedavg", clients=(X, Y)),
+        r"client 0: expected \(x, y\) tensors or a map-style torch Dataset, got Tensor",
+    ),
+    "local as a dict": (lambda: loosely(local={"lr": 1}), r"local must be an object fl.LocalTraining.*'lr'"),
+    "failures as a string": (lambda: loosely(failures="drop"), r"failures must be an object fl.FailurePolicy.*'drop'"),
+    "execution as a dict": (lambda: loosely(execution={}), r"execution must be an object fl.Execution"),
     "a data set of three": (lambda: with_client(TensorDataset(X, Y, Y)), r"client 1: .*two tensors.*3"),
     "label too large": (
         lambda: with_client((X, Y + 3)),

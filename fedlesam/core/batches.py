@@ -48,7 +48,11 @@ def check_client(data: Any, where: str) -> int:
         size = len(data[0])
     elif isinstance(data, TensorDataset) and len(data.tensors) != 2:
         raise ValueError(f"{where}: a TensorDataset must hold two tensors, x and y; this one holds {len(data.tensors)}")
-    elif hasattr(data, "__len__") and (hasattr(data, "__getitem__") or isinstance(data, Loadable)):
+    elif (
+        not isinstance(data, Tensor)
+        and hasattr(data, "__len__")
+        and (hasattr(data, "__getitem__") or isinstance(data, Loadable))
+    ):
         size = len(data)
     else:
         raise ValueError(f"{where}: expected (x, y) tensors or a map-style torch Dataset, got {type(data).__name__}")

@@ -13,8 +13,8 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> ValueError:
     names = list(known)
     stems = {known.partition(":")[0].lower(): known for known in reversed(names)}
     close = difflib.get_close_matches(name.partition(":")[0].lower(), stems, n=1, cutoff=0.5)
-    hint = f"did you mean {stems[close[0]]!r}? " if close else ""
-    return ValueError(f"unknown {kind} {name!r}: {hint}(known: {', '.join(names)})")
+    hint = f": did you mean {stems[close[0]]!r}?" if close else ""
+    return ValueError(f"unknown {kind} {name!r}{hint} (known: {', '.join(names)})")
 
 
 def is_path(text: str) -> bool:

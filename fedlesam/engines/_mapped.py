@@ -46,10 +46,11 @@ class Rows:
     """The client states at the start, which have the names that each client knows."""
 
     def row(self, i: int) -> ClientRound:
-        """The round of client number i."""
+        """The round of client number i; its state is a copy, for a row that is kept would keep all of them."""
         one = round_of(self.fixed, self.common, row_of(self.own, i))
         one.lr = self.lr
-        one.client_state = {name: one.client_state.get(name, start) for name, start in self.states[i].items()}
+        own = one.client_state
+        one.client_state = {n: own[n].clone() if n in own else start for n, start in self.states[i].items()}
         return one
 
 

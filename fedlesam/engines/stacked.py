@@ -69,9 +69,9 @@ class StackedEngine(SerialEngine):
                 except NotStackable:
                     raise
                 except Exception as error:
-                    if not (self.drop and is_client_error(error)):
+                    if not is_client_error(error):
                         raise
-                    yield from super().results(broadcast, group, before_step)  # one by one: who fails, and who does not
+                    yield from super().results(broadcast, group, before_step)  # one by one: who fails, and why
                 else:
                     yield results
 

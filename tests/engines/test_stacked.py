@@ -159,3 +159,32 @@ def test_a_client_that_diverges_is_named() -> None:
         federation.round()
     assert torch.equal(federation.weights, before)
     assert federation.round(active=[0, 2, 3]).round == 0
+
+
+def test_a_client_keeps_its_own_state_not_the_whole_stack() -> None:
+    _, stacked = pair("fedsmoo")
+    stacked.round()
+    kept = [tensor for memory in dict(stacked.memories).values() for tensor in memory.flatten().values()]
+    assert kept
+    assert all(tensor.untyped_storage().nbytes() == tensor.nbytes for tensor in kept)
+
+
+class Holey(torch.utils.data.Dataset[tuple[torch.Tensor, torch.Tensor]]):
+    """Sample 3 of the second client is not finite."""
+
+    def __init__(self, client: int) -> None:
+        self.client, (self.x, self.y) = client, clients()[client]
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, i: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.x[i] * (torch.nan if (self.client, i) == (1, 3) else 1), self.y[i]
+
+
+@pytest.mark.parametrize("engine", ["plain", "stacked"])
+def test_an_error_says_the_same_in_both_engines(engine: str) -> None:
+    """No learning rate helps against a sample that is not finite."""
+    fed = federate(model(), [Holey(i) for i in range(3)], "fedavg", engine=engine)
+    with pytest.raises(fl.NotFinite, match=r"client 1: .*x of sample 3 is not finite; mend the sample"):
+        fed.round()
