@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 
 from fedlesam.data.catalogue import DOMAIN_SETS, is_domains
 from fedlesam.runs import config as configs
-from fedlesam.runs.config import PROTOCOL, RunConfig, Value
+from fedlesam.runs.config import PROTOCOL, RunConfig
+from fedlesam.runs.kinds import Value
 from reproduction.items import DOMAINS, Item, RunSpec
 
 CLASSES = {"cifar10": 10, "cifar100": 100}

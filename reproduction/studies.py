@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from fedlesam.runs import config as configs
-from fedlesam.runs.config import RunConfig, Value
+from fedlesam.runs.config import RunConfig
+from fedlesam.runs.kinds import Value
 from reproduction.items import RunSpec
 from reproduction.scales import Scale, settle
 

@@ -2,7 +2,8 @@
 
 import shlex
 
-from fedlesam.runs.config import HYPER, KINDS, OPTIONS, RunConfig
+from fedlesam.runs.config import HYPER, OPTIONS, RunConfig
+from fedlesam.runs.kinds import KINDS
 
 BY_THE_MACHINE = ("workers", "memory", "store", "lost_after")
 """Change nothing in the numbers."""

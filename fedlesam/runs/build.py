@@ -1,7 +1,8 @@
 """From settings to a federation that is ready to train."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -20,12 +21,19 @@ from fedlesam.runs.config import RunConfig
 
 @dataclass(frozen=True)
 class Experiment:
+    """A data set, its split, and the federation that trains on it."""
+
     data: DataSet
     split: Split
     federation: Federation
 
 
 def load_data(config: RunConfig) -> DataSet:
+    """The data set of a run: the samples chosen, or held out.
+
+    Args:
+        config: Settings of a run.
+    """
     whole = catalogue.load(config.data, Path(config.data_dir) if config.data_dir else None)
     return dataset.select(whole, config.samples, config.held_out)
 
@@ -33,29 +41,26 @@ def load_data(config: RunConfig) -> DataSet:
 def build(
     config: RunConfig, data: DataSet | None = None, *, folder: Path | None = None, world: World | None = None
 ) -> Experiment:
-    """All of a resolved config is checked here, before anything is written. `data` saves loading it again.
+    """All of a resolved config is checked here, before anything is written.
 
-    `folder` is for the clients' memory beyond the budget; without one all of it stays in RAM.
+    Args:
+        config: Resolved settings.
+        data: The data set, if it is loaded already.
+        folder: For the clients' memory beyond the budget; without one all of it stays in RAM.
+        world: The processes that torchrun started, if it did.
     """
     device = find_device(config.device)
     configs.check(config)
     algorithm = algorithms.get(config.algorithm, **config.hyper)
-    local = LocalTraining(
-        lr=config.lr,
-        lr_decay=config.lr_decay,
-        epochs=_epochs(config.epochs),
-        batch_size=50 if config.batch_size is None else config.batch_size,
-        weight_decay=config.weight_decay,
-        clip=config.clip or None,
-        clip_scope=config.clip_scope,
-        momentum=config.momentum,
-    )
+    sizes = {"epochs": _epochs(config.epochs), "batch_size": 50 if config.batch_size is None else config.batch_size}
+    local = LocalTraining(**{**_shared(config, LocalTraining), **sizes, "clip": config.clip or None, "augment": None})
     local.check_decay(algorithm, config.rounds)
     data = data or load_data(config)
     if config.augment and data.augment is not None:
-        local = LocalTraining(**{**vars(local), "augment": data.augment})
+        local = replace(local, augment=data.augment)
     split = make_split(config.split, data, config.clients, config.seed)
     model = make_model(config.model, data.shape, len(data.classes), config.seed).to(device)
+    place = {"device": None, "folder": folder, "memory": config.memory if folder is not None else None}
     federation = Federation(
         model,
         [data.shard(torch.from_numpy(indices)) for indices in split.clients],
@@ -67,25 +72,16 @@ def build(
         weighting=config.weighting,
         evaluate_every=config.evaluate_every,
         per_client=config.per_client,
-        failures=FailurePolicy(
-            on_error=config.on_client_error,
-            dropout=config.dropout,
-            max_update_norm=config.max_update_norm or None,
-        ),
-        execution=Execution(
-            workers=config.workers,
-            threads=config.threads,
-            engine=config.engine,
-            precision=config.precision,
-            compile=config.compile,
-            store=config.store,
-            memory=config.memory if folder is not None else None,
-            folder=folder,
-            lost_after=config.lost_after,
-        ),
+        failures=FailurePolicy(config.on_client_error, config.dropout, config.max_update_norm or None),
+        execution=Execution(**{**_shared(config, Execution), **place}),
         _world=world,
     )
     return Experiment(data, split, federation)
+
+
+def _shared(config: RunConfig, owner: type[LocalTraining | Execution]) -> dict[str, Any]:
+    """The settings that have the same name in both."""
+    return {field.name: getattr(config, field.name) for field in fields(owner) if hasattr(config, field.name)}
 
 
 def _epochs(epochs: int | str | None) -> int | range:

@@ -27,6 +27,7 @@ from fedlesam.core.state import UNREADABLE, load, save, size_in_bytes
 from fedlesam.engines.base import Saved
 from fedlesam.engines.store import anchor_file, client_file
 from fedlesam.federation import Federation
+from fedlesam.runs.config import changes
 from fedlesam.runs.journal import Journal
 
 FORMAT = 1
@@ -52,16 +53,22 @@ class Manifest:
 
     @property
     def nbytes(self) -> int:
+        """Of the state and the memories."""
         return self.state.size + sum(digest.size for digest in self.memories.values())
 
     def dump(self) -> str:
+        """The manifest as JSON, with its checksum."""
         body = {"format": FORMAT, **asdict(self)}
         text = json.dumps(body, sort_keys=True)
         return json.dumps({"sha256": hashlib.sha256(text.encode()).hexdigest(), "checkpoint": body}, sort_keys=True)
 
     @classmethod
     def read(cls, path: Path) -> "Manifest":
-        """Accepts nothing but what `dump` wrote, to the byte."""
+        """Accepts nothing but what `dump` wrote, to the byte.
+
+        Args:
+            path: The manifest's file.
+        """
         try:
             text = path.read_text(encoding="utf-8")
             body = json.loads(text)["checkpoint"]
@@ -83,7 +90,11 @@ class Manifest:
         return manifest
 
     def check(self, path: Path) -> None:
-        """The form of what has the right checksum, so that no number or name in it can lead anywhere else."""
+        """The form of what has the right checksum, so that no number or name in it can lead anywhere else.
+
+        Args:
+            path: The manifest's file.
+        """
         digests = [self.state, *self.journals.values(), *self.memories.values()]
         numbers = [self.round, *self.clients, *self.clients.values(), *(digest.size for digest in digests)]
         texts = [*self.run.values(), *(seal.sha256 for seal in digests)]
@@ -97,9 +108,13 @@ class Manifest:
 
 
 class Checkpoints:
-    """The checkpoints of one federation in a folder, `keep` of them at a time.
+    """The checkpoints of one federation in a folder.
 
-    The `journals` are cut back to a checkpoint when it is loaded. `metadata` is what else must be the same to resume.
+    Args:
+        folder: The folder.
+        keep: How many are kept.
+        journals: Files that are cut back to a checkpoint when it is loaded.
+        metadata: What else must be the same to resume.
     """
 
     def __init__(
@@ -120,6 +135,7 @@ class Checkpoints:
 
     @property
     def clients(self) -> Path:
+        """The folder of the clients' memories."""
         return self.folder / "clients"
 
     def found(self) -> list[Path]:
@@ -128,7 +144,12 @@ class Checkpoints:
         return sorted(paths, key=lambda path: (len(path.name), path.name), reverse=True)
 
     def save(self, federation: Federation, previous: Tensor | None = None) -> None:
-        """Commit the federation's last round; with the global model before it, where somebody will ask for that."""
+        """Commit the federation's last round; with the global model before it, where somebody will ask for that.
+
+        Args:
+            federation: The federation.
+            previous: The global model of the round before.
+        """
         state = federation.state
         if self.chain and self.chain[-1].round == state.round:
             return
@@ -158,7 +179,11 @@ class Checkpoints:
         self._prune(federation)
 
     def load(self, federation: Federation) -> int:
-        """Put the federation where the newest good checkpoint is, and return its round; 0 if there is none."""
+        """Put the federation where the newest good checkpoint is, and return its round; 0 if there is none.
+
+        Args:
+            federation: One made from the same settings.
+        """
         paths, wrong = self.found(), ""
         for number, path in enumerate(paths):
             try:
@@ -192,7 +217,12 @@ class Checkpoints:
         return 0
 
     def read_newest(self, federation: Federation, memories: bool = False) -> bool:
-        """Put the federation where the newest good checkpoint is; False if there is none. The folder stays as it is."""
+        """Put the federation where the newest good checkpoint is; False if there is none. The folder stays as it is.
+
+        Args:
+            federation: The federation.
+            memories: Whether to load what clients remember, too.
+        """
         for path in self.found():
             try:
                 manifest = Manifest.read(path)
@@ -207,7 +237,12 @@ class Checkpoints:
         return False
 
     def state_at(self, round: int, like: ServerState) -> ServerState | None:
-        """The server's state after so many rounds, where a good checkpoint has it."""
+        """The server's state after so many rounds, where a good checkpoint has it.
+
+        Args:
+            round: Rounds done.
+            like: A state of the same model.
+        """
         try:
             return self._read_state(Manifest.read(self._manifest(round)), like)[0]
         except Damaged:
@@ -234,12 +269,7 @@ class Checkpoints:
         return found
 
     def _check_run(self, federation: Federation, manifest: Manifest, path: Path) -> None:
-        ours = describe(federation) | self.metadata
-        changed = [
-            f"{name}: {ours.get(name, 'unset')} here, {manifest.run.get(name, 'unset')} there"
-            for name in dict.fromkeys([*ours, *manifest.run])
-            if ours.get(name) != manifest.run.get(name)
-        ]
+        changed = changes(describe(federation) | self.metadata, manifest.run)
         if changed:
             remedy = "use the settings and the version of fedlesam that began it, or start again with --overwrite"
             raise ValueError(one_line(f"{path}: is a checkpoint of another run ({'; '.join(changed)}); {remedy}"))
@@ -280,15 +310,29 @@ class Checkpoints:
 
 
 def manifest_file(round: int) -> str:
+    """The name of a manifest.
+
+    Args:
+        round: Rounds done.
+    """
     return f"round{round:06d}.json"
 
 
 def forms(tensors: Mapping[str, Tensor]) -> dict[str, object]:
+    """Shapes and types by name.
+
+    Args:
+        tensors: Tensors by name.
+    """
     return {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
 
 
 def describe(federation: Federation) -> dict[str, str]:
-    """What a federation computes, in words that are the same in every process."""
+    """What a federation computes, in words that are the same in every process.
+
+    Args:
+        federation: The federation.
+    """
     local, failures = federation.local, federation.failures
     settings = {field.name: getattr(local, field.name) for field in fields(local)}
     return {

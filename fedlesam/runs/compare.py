@@ -19,7 +19,13 @@ from fedlesam.runs.runner import execute
 
 
 def plan(base: RunConfig, methods: list[str], seeds: int) -> list[RunConfig]:
-    """The runs of a comparison; a hyper-parameter goes to the methods that take it, and one nobody takes is refused."""
+    """The runs of a comparison; a hyper-parameter goes to the methods that take it, and one nobody takes is refused.
+
+    Args:
+        base: Settings of all runs, not resolved.
+        methods: Names of methods.
+        seeds: Runs per method, from the seed of `base` on.
+    """
     if len(set(methods)) < len(methods):
         raise ValueError(f"a method is named twice: {', '.join(methods)}")
     takes = {name: algorithms.hyperparameters(name) for name in methods}
@@ -60,6 +66,12 @@ def prepare(base: RunConfig, methods: list[str], seeds: int, out: Path | None = 
 
 
 def folder_of(out: Path, config: RunConfig) -> Path:
+    """The folder of one run of a comparison.
+
+    Args:
+        out: The comparison's folder.
+        config: Settings of a run.
+    """
     return out / f"{file_name(config.algorithm)}-seed{config.seed}"
 
 
@@ -70,7 +82,14 @@ def compare(
     overwrite: bool = False,
     watch: Callable[[RunConfig], Callable[[Record], None] | None] = lambda _: None,
 ) -> list[Run]:
-    """Do the runs that are not done yet, one after the other, and read them all."""
+    """Do the runs that are not done yet, one after the other, and read them all.
+
+    Args:
+        plans: The runs, as of `prepare`.
+        out: The comparison's folder.
+        overwrite: Whether to replace what the folder holds.
+        watch: Returns, for a run that begins, what is called with each of its records.
+    """
     open_runs = [config for config in plans if RunFolder(folder_of(out, config)).needs_run(config, overwrite)]
     data = load_data(plans[0]) if open_runs else None
     for config in {config.algorithm: config for config in open_runs}.values():

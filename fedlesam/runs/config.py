@@ -6,10 +6,9 @@ Imports no PyTorch, so that `fedlesam --help` answers at once.
 import dataclasses
 import hashlib
 import json
-import math
 import re
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
@@ -18,94 +17,8 @@ from fedlesam.core.checks import Range, check_params, check_range
 from fedlesam.core.choices import ClipScope, Engine, OnError, Precision, StoreKind, Weighting
 from fedlesam.core.names import one_line, unknown
 from fedlesam.data.catalogue import is_domains
-
-Value = int | float | str | bool
-
-
-def number(text: str) -> float:
-    value = float(text)
-    if not math.isfinite(value):
-        raise ValueError(f"expected a finite number, got {text!r}")
-    return value
-
-
-def switch(value: str) -> bool:
-    if value.lower() not in ("true", "false", "yes", "no", "on", "off"):
-        raise ValueError(f"expected true or false, got {value!r}")
-    return value.lower() in ("true", "yes", "on")
-
-
-def byte_size(value: str) -> int:
-    """`4GB`, `500MB`, `2e9` or a number of bytes."""
-    match = re.fullmatch(r"([\d.eE+]+)\s*([kKmMgGtT]?)[bB]?", value.strip())
-    if not match:
-        raise ValueError(value)
-    return int(float(match[1]) * 1000 ** " kmgt".index(match[2].lower() or " "))
-
-
-def active_clients(value: str) -> int | float:
-    """`10` is a count, `0.1` or `10%` a share."""
-    if value.endswith("%"):
-        return number(value[:-1]) / 100
-    return int(value) if re.fullmatch(r"[+-]?\d+", value) else number(value)
-
-
-def epoch_range(value: str) -> int | str:
-    """`5`, or `1-5` to draw from for each client and round."""
-    if re.fullmatch(r"\d+-\d+", value):
-        return value
-    return int(value)
-
-
-def interval(value: str) -> int | str:
-    """`10` rounds, or a time such as `300s`, `5min` or `1h`."""
-    if re.fullmatch(r"\d+", value):
-        return int(value)
-    seconds_of(value)
-    return value
-
-
-def seconds_of(interval: int | str) -> float | None:
-    """An interval's seconds; None if it is a number of rounds."""
-    if isinstance(interval, int):
-        return None
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|sec|m|min|h)", interval.strip())
-    if not match:
-        raise ValueError(interval)
-    return float(match[1]) * {"s": 1, "m": 60, "h": 3600}[match[2][0]]
-
-
-KINDS: dict[Callable[[str], Value], tuple[str, tuple[type, ...]]] = {
-    int: ("a whole number", (int,)),
-    number: ("a number", (int, float)),
-    str: ("text", (str,)),
-    switch: ("true or false", (bool,)),
-    byte_size: ("a size such as 4GB or 500MB", (int,)),
-    active_clients: ("a count such as 10, or a share such as 0.1 or 10%", (int, float, str)),
-    epoch_range: ("a whole number, or a range such as 1-5", (int, str)),
-    interval: ("rounds such as 10, or a time such as 300s, 5min or 1h", (int, str)),
-}
-
-
-@dataclass(frozen=True)
-class Option:
-    """What a field is to a user."""
-
-    group: str
-    kind: Callable[[str], Value]
-    help: str
-    metavar: str = ""
-    choices: tuple[str, ...] = ()
-    """Those of the field's type, if it is a Literal."""
-
-
-def option(
-    default: Value | None, group: str, kind: Callable[[str], Value], help: str, metavar: str = "", **bounds: float
-) -> Any:
-    """A field of RunConfig with what flags, files and help need of it, and its range."""
-    ranged = {"range": {**bounds, "whole": kind in (int, byte_size)}} if bounds else {}
-    return field(default=default, metadata={"option": Option(group, kind, help, metavar), **ranged})
-
+from fedlesam.runs import kinds
+from fedlesam.runs.kinds import KINDS, Option, Value, active_clients, number, option, seconds_of, switch
 
 WHAT, LOCAL, METHOD, RUN = "What to train", "Local training", "The method's hyper-parameters", "The run"
 MACHINE = "The machine"
@@ -141,7 +54,7 @@ class RunConfig:
     lr: float = option(0.1, LOCAL, number, "local learning rate")
     lr_decay: float | None = option(None, LOCAL, number, "its factor per round (default: the method's own)")
     epochs: int | str | None = option(
-        None, LOCAL, epoch_range, "local epochs, or a range 1-5 (default: 5; cifar100: 2)"
+        None, LOCAL, kinds.epoch_range, "local epochs, or a range 1-5 (default: 5; cifar100: 2)"
     )
     batch_size: int | None = option(
         None, LOCAL, int, "samples per step (default: 50; digits: 10, cifar100: 20, domains: 32)", at_least=1
@@ -183,7 +96,7 @@ class RunConfig:
         1, MACHINE, int, "processes that train clients side by side; the results do not change", at_least=1
     )
     memory: int = option(
-        4 * 10**9, MACHINE, byte_size, "clients' memory kept in RAM, the rest in files", "SIZE", at_least=0
+        4 * 10**9, MACHINE, kinds.byte_size, "clients' memory kept in RAM, the rest in files", "SIZE", at_least=0
     )
     store: StoreKind = option(
         "shared", MACHINE, str, "memory with several workers: shared (in files) or pinned (to a worker)"
@@ -192,7 +105,7 @@ class RunConfig:
         None, RUN, str, "measure while training: sharpness, hessian, drift or estimate[:every=N,...]; may be repeated"
     )
     checkpoint_every: int | str = option(
-        "300s", MACHINE, interval, "rounds (10) or time (300s, 5min) between checkpoints", "EVERY"
+        "300s", MACHINE, kinds.interval, "rounds (10) or time (300s, 5min) between checkpoints", "EVERY"
     )
     keep: int = option(2, MACHINE, int, "checkpoints kept; an older one replaces a damaged one", "N", at_least=1)
     lost_after: float = option(
@@ -229,12 +142,22 @@ NO_MATTER = ("data_dir", "workers", "memory", "store", "checkpoint_every", "keep
 
 
 def data_settings(config: RunConfig) -> tuple[object, ...]:
-    """The settings that the loaded data depends on."""
+    """The settings that the loaded data depends on.
+
+    Args:
+        config: Settings of a run.
+    """
     return config.data, config.data_dir, config.samples, config.held_out
 
 
 def parse(name: str, value: str, where: str) -> Value:
-    """A value typed by a user for a field or hyper-parameter."""
+    """A value typed by a user for a field or hyper-parameter.
+
+    Args:
+        name: Of a field of RunConfig, or of a hyper-parameter.
+        value: What was typed.
+        where: The flag or the place in a file, for the error.
+    """
     known = OPTIONS.get(name) or HYPER.get(name)
     if known is None:
         return _guess(value)
@@ -249,7 +172,13 @@ def parse(name: str, value: str, where: str) -> Value:
 
 
 def check_setting(where: str, name: str, value: Any) -> None:
-    """A ValueError unless a setting is in its range."""
+    """A ValueError unless a setting is in its range.
+
+    Args:
+        where: The flag or the place in a file, for the error.
+        name: Of a field of RunConfig.
+        value: Its value.
+    """
     if name in RANGES:
         check_range(where, name, value, RANGES[name])
     elif name == "checkpoint_every" and not (seconds_of(value) if isinstance(value, str) else 0 < value < 2**63):
@@ -260,6 +189,9 @@ def check(config: RunConfig) -> None:
     """A ValueError unless every setting is one of its choices and in its range.
 
     What the library's own objects check (LocalTraining, Federation, splits) is not checked here.
+
+    Args:
+        config: Settings of a run.
     """
     check_params(config)
     check_setting("RunConfig", "checkpoint_every", config.checkpoint_every)
@@ -275,7 +207,12 @@ def _guess(value: str) -> Value:
 
 
 def update(config: RunConfig, values: Mapping[str, Value | None]) -> RunConfig:
-    """`config` with the values that are not None; names that are no field are hyper-parameters of the method."""
+    """`config` with the values that are not None; names that are no field are hyper-parameters of the method.
+
+    Args:
+        config: Settings of a run.
+        values: By the names of fields and of hyper-parameters.
+    """
     given = {name: value for name, value in values.items() if value is not None}
     fields: dict[str, Any] = {name: value for name, value in given.items() if name in OPTIONS}
     hyper = {**config.hyper, **{name: value for name, value in given.items() if name not in OPTIONS}}
@@ -283,7 +220,11 @@ def update(config: RunConfig, values: Mapping[str, Value | None]) -> RunConfig:
 
 
 def read(path: Path) -> dict[str, Value]:
-    """The settings of a TOML file, hyper-parameters flattened in; unknown keys are refused with their line."""
+    """The settings of a TOML file, hyper-parameters flattened in; unknown keys are refused with their line.
+
+    Args:
+        path: The file.
+    """
     try:
         source = path.read_text(encoding="utf-8")
         table = tomllib.loads(source)
@@ -337,7 +278,11 @@ def _line(source: str, key: str) -> str:
 
 
 def settle_data(config: RunConfig) -> RunConfig:
-    """What follows from the data set and the split, where it was not said."""
+    """What follows from the data set and the split, where it was not said.
+
+    Args:
+        config: Settings of a run.
+    """
     name = "domains" if is_domains(config.data) else config.data
     settled: dict[str, Any] = dict(PROTOCOL.get(name, PROTOCOL["cifar10"]))
     if config.split.partition(":")[0] in OWN_CLIENTS:
@@ -346,7 +291,11 @@ def settle_data(config: RunConfig) -> RunConfig:
 
 
 def resolve(config: RunConfig) -> RunConfig:
-    """Every None settled, so that the written config reproduces the run anywhere."""
+    """Every None settled, so that the written config reproduces the run anywhere.
+
+    Args:
+        config: Settings as they were given.
+    """
     import torch
 
     from fedlesam import algorithms
@@ -364,25 +313,43 @@ def resolve(config: RunConfig) -> RunConfig:
 
 
 def as_table(config: RunConfig) -> dict[str, Any]:
-    table = {name: value for name, value in dataclasses.asdict(config).items() if value is not None}
-    return {**{name: value for name, value in table.items() if name != "hyper"}, "hyper": dict(table["hyper"])}
+    """What JSON and TOML can hold; `RunConfig(**table)` is the config again.
 
-
-def from_table(table: Mapping[str, Any]) -> RunConfig:
-    """The config of which `as_table` made the table."""
-    return update(RunConfig(), {**{name: value for name, value in table.items() if name != "hyper"}, **table["hyper"]})
+    Args:
+        config: The settings.
+    """
+    table = {name: value for name, value in vars(config).items() if value is not None}
+    return {**table, "hyper": dict(config.hyper)}
 
 
 def write(config: RunConfig) -> str:
-    """The config as TOML; the first line is the command that runs it again."""
+    """The config as TOML; the first line is the command that runs it again.
+
+    Args:
+        config: Resolved settings.
+    """
     import tomli_w
 
     return f"# fedlesam run --config config.toml --out NEW_FOLDER\n{tomli_w.dumps(as_table(config))}"
 
 
 def differences(ours: RunConfig, theirs: RunConfig) -> list[str]:
-    """What makes two runs different ones."""
-    left, right = _flat(ours), _flat(theirs)
+    """What makes two runs different ones.
+
+    Args:
+        ours: Resolved settings.
+        theirs: Resolved settings of the other run.
+    """
+    return changes(_flat(ours), _flat(theirs))
+
+
+def changes(left: Mapping[str, Value], right: Mapping[str, Value]) -> list[str]:
+    """Where two tables differ, in words.
+
+    Args:
+        left: What is here.
+        right: What is there.
+    """
     return [
         one_line(f"{name}: {left.get(name, 'unset')} here, {right.get(name, 'unset')} there")
         for name in dict.fromkeys([*left, *right])
@@ -391,12 +358,20 @@ def differences(ours: RunConfig, theirs: RunConfig) -> list[str]:
 
 
 def identity(config: RunConfig) -> str:
-    """A short name for what the run computes, the same for the same settings."""
+    """A short name for what the run computes, the same for the same settings.
+
+    Args:
+        config: Resolved settings.
+    """
     return fingerprint(dataclasses.replace(config, threads=None))[:8]
 
 
 def fingerprint(config: RunConfig) -> str:
-    """The same for runs with the same bits."""
+    """The same for runs with the same bits.
+
+    Args:
+        config: Resolved settings.
+    """
     return hashlib.sha256(json.dumps(_flat(config), sort_keys=True).encode()).hexdigest()
 
 

@@ -39,7 +39,11 @@ class Cost:
 
 
 def measure(algorithm: Algorithm) -> Cost:
-    """From two rounds of the smallest problem."""
+    """From two rounds of the smallest problem.
+
+    Args:
+        algorithm: The method.
+    """
     model = nn.Linear(1, 1, bias=False)
     clients = [(torch.ones(1, 1), torch.ones(1, 1))] * 2
     federation = Federation(model, clients, algorithm, LocalTraining(epochs=1, loss=nn.functional.mse_loss))
@@ -82,6 +86,12 @@ class Prediction:
 
 
 def predict(config: RunConfig, federation: Federation) -> Prediction:
+    """What a run will need.
+
+    Args:
+        config: Resolved settings.
+        federation: One built from them.
+    """
     cost = measure(federation.algorithm)
     state, n, k = federation.state, len(federation.clients), federation.active
     vector, buffers = state.weights.nbytes, size_in_bytes(state.buffers)
@@ -90,8 +100,10 @@ def predict(config: RunConfig, federation: Federation) -> Prediction:
     workers = federation.workers
     shared = workers > 1 and config.store == "shared"
     anchors = round(cost.shared * vector * anchors_alive(n, k, config.rounds, 1 if shared else workers))
-    memory, server = private + anchors, round(cost.server * vector) + buffers
     before = vector if "estimate" in (config.probe or "") else 0  # the model before, which that probe asks for
+    memory, kept = private + anchors, round(cost.server * vector) + buffers + before
+    every = config.checkpoint_every
+    changed = min(1.0, k / n * every) if isinstance(every, int) else 1.0  # by time all memory may change in between
     in_files = memory if shared else max(0, memory - config.memory)
     fresh = 0 if shared or not config.memory else k * round((cost.stored - 1 - cost.shared) * vector)
     here = min(workers, int(os.environ.get("LOCAL_WORLD_SIZE", workers)))
@@ -111,22 +123,20 @@ def predict(config: RunConfig, federation: Federation) -> Prediction:
         client_memory=memory,
         ram=round(here * (PROCESS_BYTES + working) + cost.server * vector) + memory - in_files + fresh,
         disk=in_files + 2 * vector,
-        checkpoint=memory + server + before,
-        checkpoints=memory
-        + server
-        + before
-        + round(config.keep * (_changed(config, k / n) * memory + server + before)),
+        checkpoint=memory + kept,
+        checkpoints=memory + kept + round(config.keep * (changed * memory + kept)),
     )
 
 
-def _changed(config: RunConfig, active: float) -> float:
-    """The largest share of the clients' memory that changes between two checkpoints; by time it may be all of it."""
-    every = config.checkpoint_every
-    return min(1.0, active * every) if isinstance(every, int) else 1.0
-
-
 def anchors_alive(clients: int, active: int, rounds: int, holders: int = 1) -> float:
-    """The expected number of models of past rounds that some client still keeps; several holders have a copy each."""
+    """The expected number of models of past rounds that some client still keeps; several holders have a copy each.
+
+    Args:
+        clients: How many there are.
+        active: How many train in a round.
+        rounds: How many there will be.
+        holders: Processes that keep models of their own.
+    """
     again = active / clients
     total = 0.0
     for age in range(min(rounds, 100_000)):
@@ -138,7 +148,14 @@ def anchors_alive(clients: int, active: int, rounds: int, holders: int = 1) -> f
 
 
 def check_fits(predicted: Prediction, config: RunConfig, folder: Path, taken: int = 0) -> None:
-    """Refuse a run that this machine cannot hold, and say what would fit."""
+    """Refuse a run that this machine cannot hold, and say what would fit.
+
+    Args:
+        predicted: What the run needs.
+        config: Settings of a run.
+        folder: Where it goes.
+        taken: Bytes of its checkpoints that are there already.
+    """
     if 0 < config.memory < predicted.one_client:
         raise ValueError(
             f"--memory {size(config.memory)} cannot hold the memory of one client, {size(predicted.one_client)}: "

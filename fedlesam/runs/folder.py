@@ -5,7 +5,6 @@ import json
 import logging
 import shutil
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -37,70 +36,51 @@ TABLES = ("accuracy", "per_client", "held_out_accuracy", "held_out_per_client")
 """Of a summary: numbers by name."""
 
 
-@dataclass(frozen=True)
 class RunFolder:
     """config.toml, versions.json, split.safetensors, metrics.jsonl, model.safetensors and summary.json.
 
-    While the run is not finished also checkpoints/, and run.lock with who works on it.
+    While the run is not finished also checkpoints/, and run.lock with who works on it. Probes add probes.jsonl and
+    surface-1d.safetensors or surface-2d.safetensors.
+
+    Args:
+        path: The folder, which need not be there yet.
     """
 
-    path: Path
-
-    @property
-    def config(self) -> Path:
-        return self.path / "config.toml"
-
-    @property
-    def versions(self) -> Path:
-        return self.path / "versions.json"
-
-    @property
-    def split(self) -> Path:
-        return self.path / "split.safetensors"
-
-    @property
-    def memory(self) -> Path:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config, self.versions = path / "config.toml", path / "versions.json"
+        self.split, self.metrics, self.probes = (
+            path / "split.safetensors",
+            path / "metrics.jsonl",
+            path / "probes.jsonl",
+        )
+        self.model, self.summary = path / "model.safetensors", path / "summary.json"
+        self.checkpoints = path / "checkpoints"
+        self.memory = path / "memory"
         """What clients remember beyond the memory budget, during the run."""
-        return self.path / "memory"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
-
-    @property
-    def metrics(self) -> Path:
-        return self.path / "metrics.jsonl"
-
-    @property
-    def probes(self) -> Path:
-        """What probes measured, a line each."""
-        return self.path / "probes.jsonl"
-
-    @property
-    def model(self) -> Path:
-        return self.path / "model.safetensors"
-
-    @property
-    def summary(self) -> Path:
-        return self.path / "summary.json"
+        self.files = (self.summary, self.model, self.metrics, self.probes, self.split, self.versions, self.config)
+        """In the order in which they are removed: last what says which run it is."""
 
     def surface(self, dims: int) -> Path:
-        """The loss around the final model along one or two directions."""
+        """The file of the loss around the final model along one or two directions.
+
+        Args:
+            dims: 1 or 2.
+        """
         return self.path / f"surface-{dims}d.safetensors"
 
-    @property
-    def files(self) -> tuple[Path, ...]:
-        return (self.summary, self.model, self.metrics, self.probes, self.split, self.versions, self.config)
-
     def read_config(self) -> RunConfig:
+        """The settings that the run was begun with."""
+        if not self.config.exists():
+            raise ValueError(f"{self.path}: is not a run folder, it has no config.toml")
         return configs.update(RunConfig(), configs.read(self.config))
 
     def read_summary(self) -> dict[str, Any]:
         """Empty during the run, or where it was killed."""
-        if not self.summary.exists():
-            return {}
         try:
             summary = json.loads(self.summary.read_text(encoding="utf-8"))
+        except (FileNotFoundError, NotADirectoryError):
+            return {}
         except (OSError, ValueError, RecursionError) as error:
             raise ValueError(f"{self.summary}: is not a summary of a run: {error}") from error
         if not isinstance(summary, dict) or not _is_summary(summary):
@@ -111,11 +91,11 @@ class RunFolder:
 
     def read_metrics(self) -> list[dict[str, Any]]:
         """The records of all rounds, by the names of a Record; a last line cut off by a crash is dropped."""
-        if not self.metrics.exists():
-            return []
         records = []
         try:
             lines = self.metrics.read_bytes().splitlines()
+        except (FileNotFoundError, NotADirectoryError):
+            return []
         except OSError as error:
             raise ValueError(f"{self.metrics}: cannot be read: {error.strerror}") from error
         for i, line in enumerate(lines):
@@ -143,7 +123,11 @@ class RunFolder:
         return sorted(found.values(), key=lambda reading: reading.round)
 
     def read_surface(self, dims: int) -> "Surface | None":
-        """The loss surface of one or two dimensions; None where none was measured."""
+        """The loss surface of one or two dimensions; None where none was measured.
+
+        Args:
+            dims: 1 or 2.
+        """
         from fedlesam.probes.readings import read_surface
 
         path = self.surface(dims)
@@ -182,18 +166,20 @@ class RunFolder:
         from safetensors.torch import load_model
 
         if not self.model.exists():
-            raise ValueError(
-                f"{self.path}: has no checkpoint and no model.safetensors yet; let it train, or interrupt it"
-            )
+            remedy = "let it train, or interrupt it"
+            raise ValueError(f"{self.path}: has no checkpoint and no model.safetensors yet; {remedy}")
         try:
             load_model(module, str(self.model))
         except (SafetensorError, RuntimeError, OSError) as error:
-            raise ValueError(
-                f"{self.model}: is not the model of {self.config}: {str(error).splitlines()[0]}"
-            ) from error
+            why = str(error).splitlines()[0]
+            raise ValueError(f"{self.model}: is not the model of {self.config}: {why}") from error
 
     def write_config(self, config: RunConfig) -> None:
-        """Where there is none."""
+        """Where there is none.
+
+        Args:
+            config: Resolved settings.
+        """
         if not self.config.exists():
             disk.write_text(self.config, configs.write(config))
 
@@ -211,14 +197,18 @@ class RunFolder:
             return
         changed = [f"{name} {began.get(name)}, now {value}" for name, value in now.items() if began.get(name) != value]
         if changed:
-            log.warning(
-                "%s: the run began with %s; the results may differ in the last bits", self.path, "; ".join(changed)
-            )
+            began_with = "%s: the run began with %s; the results may differ in the last bits"
+            log.warning(began_with, self.path, "; ".join(changed))
             whole = json.loads(self.versions.read_text(encoding="utf-8"))
             disk.write_json(self.versions, {**whole, f"since round {done}": now})
 
     def write_split(self, split: "Split", data: "DataSet") -> None:
-        """Nothing is read from the file, so a damaged one would stay: it is always written."""
+        """Nothing is read from the file, so a damaged one would stay: it is always written.
+
+        Args:
+            split: The split.
+            data: What it divides.
+        """
         from fedlesam.data.splits import save_split
 
         with disk.replacing(self.split) as beside:
@@ -247,10 +237,16 @@ class RunFolder:
         shutil.rmtree(self.memory, ignore_errors=True)
 
     def remove_checkpoints(self) -> None:
+        """Nothing is left to resume from."""
         shutil.rmtree(self.checkpoints, ignore_errors=True)
 
     def needs_run(self, config: RunConfig, overwrite: bool) -> bool:
-        """Whether this run still has to be trained or resumed here; refuses what holds something else."""
+        """Whether this run still has to be trained or resumed here; refuses what holds something else.
+
+        Args:
+            config: Resolved settings.
+            overwrite: Whether to replace what the folder holds.
+        """
         if self.is_empty():
             return True
         if not self.config.exists():
@@ -258,8 +254,7 @@ class RunFolder:
         for file in self.files:
             if file.is_dir():
                 raise ValueError(f"{file}: is a folder, but a file of the run goes there; move it away")
-        theirs = self.read_config()
-        changed = configs.differences(config, theirs)
+        changed = configs.differences(config, self.read_config())
         if not changed and self.is_finished():
             return False
         if changed and not overwrite:
@@ -271,13 +266,13 @@ class RunFolder:
 
     def is_empty(self) -> bool:
         """Nothing is there but what a start that was cut off leaves."""
-        if not self.path.exists():
-            return True
-        if not self.path.is_dir():
+        if self.path.exists() and not self.path.is_dir():
             raise ValueError(f"{self.path}: is a file; choose a folder with --out")
-        return all(path.name == lock.NAME or path.name.endswith(disk.PART) for path in self.path.iterdir())
+        there = self.path.iterdir() if self.path.exists() else ()
+        return all(path.name == lock.NAME or path.name.endswith(disk.PART) for path in there)
 
     def is_finished(self) -> bool:
+        """Whether all rounds are done and the model is written."""
         return self.read_summary().get("state") == "finished"
 
     def has_leftovers(self) -> bool:
@@ -288,17 +283,20 @@ class RunFolder:
         """Remove a run: first what could be resumed, last what says which run it is."""
         self.remove_checkpoints()
         self.remove_memory()
-        surfaces = (*self.path.glob("surface-*"), *self.path.glob(".surface-*"))
-        for file in (*surfaces, *self.files):
+        for file in (*self.path.glob("surface-*"), *self.path.glob(".surface-*"), *self.files):
             file.unlink(missing_ok=True)
 
 
 def _is_summary(summary: dict[str, Any]) -> bool:
     tables = [summary.get(name, {}) for name in TABLES]
     numbers = all(isinstance(table, dict) and all(map(is_number, table.values())) for table in tables)
-    sizes = [*shape, summary.get("classes", 1)] if isinstance(shape := summary.get("shape", []), list) else [0]
-    inputs = len(sizes) in (1, 4) and all(type(size) is int and size > 0 for size in sizes)
-    return numbers and inputs and summary.get("state", "interrupted") in get_args(State)
+    shape = summary.get("shape", [1, 1, 1])
+    sizes = [*shape, summary.get("classes", 1)] if isinstance(shape, list) and len(shape) == 3 else [0]
+    return (
+        numbers
+        and all(type(size) is int and size > 0 for size in sizes)
+        and summary.get("state", "interrupted") in get_args(State)
+    )
 
 
 class _NotRecord(ValueError):
@@ -316,7 +314,11 @@ def _record(record: Any, round: int) -> dict[str, Any]:
 
 
 def default_folder(config: RunConfig) -> Path:
-    """Made from the settings, so that repeating a command finds its folder again."""
+    """Made from the settings, so that repeating a command finds its folder again.
+
+    Args:
+        config: Resolved settings.
+    """
     return Path("runs") / file_name(f"{config.algorithm}-{config.data}-{configs.identity(config)}")
 
 
@@ -330,16 +332,11 @@ def find_folders(paths: Iterable[Path]) -> list[RunFolder]:
     for path in paths:
         if not path.is_dir():
             raise ValueError(f"{path}: there is no such folder")
-        inside = [path] if RunFolder(path).config.exists() else _inside(path)
+        places = ("config.toml",) if RunFolder(path).config.exists() else ("*/config.toml", "runs/*/config.toml")
+        inside = sorted(config.parent for place in places for config in path.glob(place))
         if not inside:
-            raise ValueError(
-                f"{path}: is not a run folder, and holds none; `fedlesam run`, `compare` and `tune` make them"
-            )
+            makers = "`fedlesam run`, `compare` and `tune` make them"
+            raise ValueError(f"{path}: is not a run folder, and holds none; {makers}")
         for folder in inside:
             found.setdefault(folder.resolve(), RunFolder(folder))
     return list(found.values())
-
-
-def _inside(path: Path) -> list[Path]:
-    """Those of a comparison, or those of a sweep, which are in its `runs`."""
-    return sorted(p.parent for pattern in ("*/config.toml", "runs/*/config.toml") for p in path.glob(pattern))

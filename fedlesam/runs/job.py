@@ -35,7 +35,11 @@ class Output:
 
 
 def read_tasks(tasks: "queue.SimpleQueue[dict[str, Any] | None]") -> None:
-    """At the end of the input the sweep has ended; the run under way is stopped."""
+    """At the end of the input the sweep has ended; the run under way is stopped.
+
+    Args:
+        tasks: Where they go; None is the end.
+    """
     for line in sys.stdin:
         tasks.put(json.loads(line))
     tasks.put(None)
@@ -43,13 +47,19 @@ def read_tasks(tasks: "queue.SimpleQueue[dict[str, Any] | None]") -> None:
 
 
 def work(tasks: "queue.SimpleQueue[dict[str, Any] | None]", output: Output) -> None:
+    """Train the runs of the queue, and say how each goes, until there are no more.
+
+    Args:
+        tasks: Where they come from; None is the end.
+        output: Where messages go.
+    """
     from pathlib import Path
 
     from fedlesam.runs.runner import execute
 
     held: tuple[tuple[object, ...], DataSet] | None = None
     while (task := tasks.get()) is not None:
-        config = configs.from_table(task["config"])
+        config = configs.RunConfig(**task["config"])
 
         def watch(record: Record) -> None:
             output.send(round=record.round + 1, accuracy=record.test_accuracy)
@@ -68,6 +78,7 @@ def work(tasks: "queue.SimpleQueue[dict[str, Any] | None]", output: Output) -> N
 
 
 def main() -> None:
+    """What the process does."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     output = Output()
     tasks: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()

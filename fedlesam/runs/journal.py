@@ -11,7 +11,11 @@ from fedlesam.core.disk import Damaged, FileDigest
 
 
 class Journal:
-    """Opened with `begin`, after `check`; a line that cannot be written whole is taken back."""
+    """Opened with `begin`, after `check`; a line that cannot be written whole is taken back.
+
+    Args:
+        path: The file.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -20,37 +24,41 @@ class Journal:
         self._handle: int | None = None
 
     def check(self, seal: FileDigest) -> None:
-        """That the file begins with what was sealed."""
+        """That the file begins with what was sealed.
+
+        Args:
+            seal: Of the beginning of the file.
+        """
         try:
-            with self.path.open("rb") as file:
-                long_enough = os.fstat(file.fileno()).st_size >= seal.size
-                content = file.read(seal.size) if long_enough else b""
+            content = self.path.read_bytes()[: seal.size]
         except OSError as error:
             raise Damaged(f"{self.path}: cannot be read: {error.strerror or error}") from error
-        if not long_enough or hashlib.sha256(content).hexdigest() != seal.sha256:
+        if FileDigest(len(content), hashlib.sha256(content).hexdigest()) != seal:
             raise Damaged(f"{self.path}: is damaged")
 
     def begin(self, seal: FileDigest | None = None) -> list[dict[str, Any]]:
-        """Go on after what was sealed, and return it; without a seal, from nothing."""
+        """Go on after what was sealed, and return it; without a seal, from nothing.
+
+        Args:
+            seal: Of the checkpoint that is resumed.
+        """
         size = 0 if seal is None else seal.size
-        content, records = self._read(size)
+        content = self.path.read_bytes()[:size] if size else b""
+        try:
+            records = [json.loads(line) for line in content.splitlines()]
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{self.path}: is not a journal: {error}") from error
         self._handle = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
         os.ftruncate(self._handle, size)
         self._digest, self._size = hashlib.sha256(content), size
         return records
 
-    def _read(self, size: int) -> tuple[bytes, list[dict[str, Any]]]:
-        if not size:
-            return b"", []
-        with self.path.open("rb") as file:
-            content = file.read(size)
-        try:
-            records = [json.loads(line) for line in content.splitlines()]
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"{self.path}: is not a journal: {error}") from error
-        return content, records
-
     def append(self, record: dict[str, Any]) -> None:
+        """Write a line.
+
+        Args:
+            record: What JSON can hold.
+        """
         assert self._handle is not None
         line = json.dumps(record).encode() + b"\n"
         try:
@@ -71,6 +79,7 @@ class Journal:
         return FileDigest(self._size, self._digest.hexdigest())
 
     def close(self) -> None:
+        """Nothing more is written."""
         if self._handle is not None:
             os.close(self._handle)
             self._handle = None

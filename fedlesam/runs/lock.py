@@ -32,7 +32,11 @@ os.register_at_fork(after_in_child=_let_go)
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[Callable[[int], None]]:
-    """Hold a folder, or refuse it and say who does. What it yields tells readers from which round on it works."""
+    """Hold a folder, or refuse it and say who does. What it yields tells readers from which round on it works.
+
+    Args:
+        folder: The folder.
+    """
     try:
         handle = os.open(folder / NAME, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
     except OSError as error:

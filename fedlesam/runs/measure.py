@@ -149,14 +149,10 @@ def _check_one_model(sizes: dict[int, Path]) -> None:
 def _hosts(configs: dict[Path, RunConfig]) -> dict[Path, Path]:
     """For centralised training among federated runs, the run on whose clients it is measured: the same samples."""
     alone = {path for path, c in configs.items() if is_centralised(method_name(c.algorithm, c.split))}
+    problem = {path: (*data_settings(config), config.model) for path, config in configs.items()}
     hosts = {}
     for path in alone:
-        mine = configs[path]
-        like = [
-            other
-            for other, theirs in configs.items()
-            if other not in alone and (*data_settings(mine), mine.model) == (*data_settings(theirs), theirs.model)
-        ]
+        like = [other for other in configs if other not in alone and problem[other] == problem[path]]
         if like:
-            hosts[path] = min(like, key=lambda other: configs[other].seed != mine.seed)
+            hosts[path] = min(like, key=lambda other: configs[other].seed != configs[path].seed)
     return hosts

@@ -8,8 +8,19 @@ ALONE = {"fedavg": "SGD", "fedsam": "SAM"}
 
 
 def method_name(algorithm: str, split: str) -> str:
+    """What readers call a method on a split.
+
+    Args:
+        algorithm: Its name in the settings.
+        split: The split in the settings.
+    """
     return f"{CENTRALISED} {ALONE.get(algorithm, algorithm)}" if split == "pooled" else algorithm
 
 
 def is_centralised(method: str) -> bool:
+    """Whether a name of `method_name` is of training with all data in one place.
+
+    Args:
+        method: The name.
+    """
     return method.startswith(f"{CENTRALISED} ")

@@ -8,61 +8,67 @@ from typing import Any
 
 from fedlesam.core.checks import is_number
 from fedlesam.runs import lock
-from fedlesam.runs.evaluated import evaluated_on
 from fedlesam.runs.folder import RunFolder
+from fedlesam.runs.read import read_run
 
 
 @dataclass(frozen=True)
 class Overview:
+    """A run in a line."""
+
     path: Path
     algorithm: str
     state: str
     """running, finished, interrupted, stopped; or damaged, where the folder cannot be read."""
     why: str
-    round: int
+    round: int = 0
     """Rounds done."""
-    rounds: int
-    accuracy: float | None
+    rounds: int = 0
+    accuracy: float | None = None
     """Of the last evaluation."""
-    accuracy_round: int | None
+    accuracy_round: int | None = None
     """Rounds done at that evaluation."""
-    evaluated_on: str
+    evaluated_on: str = ""
     """test, or held-out; empty where the folder cannot be read."""
-    seconds_left: float | None
-    checkpoint_bytes: int
+    seconds_left: float | None = None
+    checkpoint_bytes: int = 0
 
 
 def find_runs(folder: Path) -> Iterator[Overview]:
-    """Every run folder in a folder, in the order of their paths."""
+    """Every run folder in a folder, in the order of their paths.
+
+    Args:
+        folder: Where to look, at any depth.
+    """
     for config in sorted(folder.rglob("config.toml")):
         yield read_overview(RunFolder(config.parent))
 
 
 def read_overview(folder: RunFolder) -> Overview:
+    """What state a run is in; a folder that cannot be read is damaged.
+
+    Args:
+        folder: A run folder.
+    """
     try:
-        config, summary, records = folder.read_config(), folder.read_summary(), folder.read_metrics()
-        holder = lock.holder(folder.path)
-        done = len(records)
-        state = "running" if holder is not None else str(summary.get("state", "interrupted"))
-        tested = [(r["test_accuracy"], r["round"] + 1) for r in records if r.get("test_accuracy") is not None]
-        accuracy, at = tested[-1] if tested else (None, None)
-        return Overview(
-            path=folder.path,
-            algorithm=config.algorithm,
-            state=state,
-            why=str(summary.get("why", "")) if state == "stopped" else "",
-            round=done,
-            rounds=config.rounds,
-            accuracy=accuracy,
-            accuracy_round=at,
-            evaluated_on=evaluated_on(config),
-            seconds_left=None if holder is None else _seconds_left(holder, done, config.rounds),
-            checkpoint_bytes=size_of(folder.checkpoints),
-        )
+        run, holder = read_run(folder.path), lock.holder(folder.path)
     except (ValueError, OSError) as error:
-        return Overview(
-            folder.path, "?", "damaged", str(error), 0, 0, None, None, "", None, size_of(folder.checkpoints)
-        )
+        return Overview(folder.path, "?", "damaged", str(error), checkpoint_bytes=size_of(folder.checkpoints))
+    state = "running" if holder is not None else str(run.summary.get("state", "interrupted"))
+    rounds, accuracies = run.curve("test_accuracy")
+    return Overview(
+        path=folder.path,
+        algorithm=run.algorithm,
+        state=state,
+        why=str(run.summary.get("why", "")) if state == "stopped" else "",
+        round=len(run.records),
+        rounds=run.config.rounds,
+        accuracy=accuracies[-1] if accuracies else None,
+        accuracy_round=rounds[-1] if rounds else None,
+        evaluated_on=run.evaluated_on,
+        seconds_left=None if holder is None else _seconds_left(holder, len(run.records), run.config.rounds),
+        checkpoint_bytes=size_of(folder.checkpoints),
+    )
 
 
 def _seconds_left(holder: dict[str, Any], done: int, rounds: int) -> float | None:
@@ -73,7 +79,11 @@ def _seconds_left(holder: dict[str, Any], done: int, rounds: int) -> float | Non
 
 
 def size_of(folder: Path) -> int:
-    """Bytes on disk; a file with two names counts once."""
+    """Bytes on disk; a file with two names counts once.
+
+    Args:
+        folder: It need not be there.
+    """
     sizes = {}
     for path in folder.rglob("*"):
         try:

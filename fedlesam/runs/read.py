@@ -32,6 +32,7 @@ class Run:
 
     @property
     def algorithm(self) -> str:
+        """The method's name in the settings."""
         return self.config.algorithm
 
     @property
@@ -41,14 +42,24 @@ class Run:
 
     @property
     def centralised(self) -> bool:
+        """Trained with all data in one place."""
         return is_centralised(self.method)
 
     def curve(self, name: str) -> tuple[list[int], list[float]]:
-        """Rounds done and values, of the rounds that have one."""
+        """Rounds done and values, of the rounds that have one.
+
+        Args:
+            name: Of a number of a record.
+        """
         points = [(r["round"] + 1, r[name]) for r in self.records if r.get(name) is not None]
         return [x for x, _ in points], [y for _, y in points]
 
     def total(self, name: str) -> float:
+        """The sum of a number over all rounds.
+
+        Args:
+            name: Of a number of a record.
+        """
         try:
             return float(sum(r[name] for r in self.records))
         except KeyError as error:
@@ -68,6 +79,7 @@ class Run:
 
     @property
     def finished(self) -> bool:
+        """All of its rounds are done."""
         return self.summary.get("state") == "finished"
 
     @cached_property
@@ -102,7 +114,11 @@ class Run:
         return max(ways.values(), key=len, default=[])
 
     def surface(self, dims: int) -> "Surface | None":
-        """The loss surface of one or two dimensions; None where none was measured."""
+        """The loss surface of one or two dimensions; None where none was measured.
+
+        Args:
+            dims: 1 or 2.
+        """
         return RunFolder(self.path).read_surface(dims)
 
     @property
@@ -117,7 +133,7 @@ class Run:
         Needs the run's data set only where the folder does not say for what inputs the module is: of a run that is
         under way or was killed, and of folders of older versions.
         """
-        if "shape" not in self.summary:
+        if not {"shape", "classes"} <= self.summary.keys():
             return self.federation(device="cpu").model
         from fedlesam.models.catalogue import make_model
 
@@ -148,8 +164,6 @@ def read_run(path: Path | str) -> Run:
         ValueError: It is not a run folder, or a file in it is damaged.
     """
     folder = RunFolder(Path(path))
-    if not folder.config.exists():
-        raise ValueError(f"{path}: is not a run folder, it has no config.toml")
     return Run(folder.path, folder.read_config(), folder.read_summary(), folder.read_metrics())
 
 

@@ -15,18 +15,27 @@ from fedlesam.runs.folder import RunFolder
 
 
 def read_config(path: Path, data_dir: str | None = None, device: str | None = None) -> RunConfig:
-    """Of a run folder, to be looked at here: one process, no files."""
-    folder = RunFolder(path)
-    if not folder.config.exists():
-        raise ValueError(f"{path}: is not a run folder, it has no config.toml")
-    known = folder.read_config()
+    """Of a run folder, to be looked at here: one process, no files.
+
+    Args:
+        path: The run folder.
+        data_dir: Where the files of the data set are, if not where the run found them.
+        device: `cpu`, `cuda` or `cuda:i`, if not that of the run.
+    """
+    known = RunFolder(path).read_config()
     threads = 1 if known.threads is None and known.workers > 1 else None  # as its workers have
     here = {"data_dir": data_dir, "device": device, "workers": 1, "threads": threads}
     return configs.update(known, {**here, "store": "shared", "compile": False})
 
 
 def open_run(path: Path, config: RunConfig | None = None, data: DataSet | None = None) -> Federation:
-    """The run's clients, settings and global model; what clients remember is not in it. `data` saves loading it."""
+    """The run's clients, settings and global model; what clients remember is not in it.
+
+    Args:
+        path: The run folder.
+        config: As of `read_config`, if it is read already.
+        data: The data set, if it is loaded already.
+    """
     experiment = _open(path, config, data)
     if _at_checkpoint(RunFolder(path), experiment, memories=False) is None:
         _at_model(RunFolder(path), experiment.federation)
@@ -38,6 +47,11 @@ def open_between_rounds(path: Path, config: RunConfig | None = None, data: DataS
 
     The model of the round before is there if the run has a probe that asks for it, if a checkpoint of that round is
     there, or if a client keeps it (FedLESAM).
+
+    Args:
+        path: The run folder.
+        config: As of `read_config`, if it is read already.
+        data: The data set, if it is loaded already.
     """
     folder, experiment = RunFolder(path), _open(path, config, data)
     federation = experiment.federation
@@ -56,7 +70,12 @@ def open_between_rounds(path: Path, config: RunConfig | None = None, data: DataS
 
 
 def moved(federation: Federation, model: Federation) -> Federation:
-    """The clients of one federation with the global model of another: to measure two models on the same samples."""
+    """The clients of one federation with the global model of another: to measure two models on the same samples.
+
+    Args:
+        federation: Whose clients stay.
+        model: Whose global model is taken.
+    """
     state, new = federation.state, model.state
     if state.weights.shape != new.weights.shape:
         raise ValueError(

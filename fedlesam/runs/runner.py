@@ -30,6 +30,7 @@ from fedlesam.runs.config import RunConfig
 from fedlesam.runs.evaluated import accuracies, accuracy_of, evaluated_on, named, plain
 from fedlesam.runs.folder import RunFolder, State, default_folder
 from fedlesam.runs.journal import Journal
+from fedlesam.runs.kinds import seconds_of
 from fedlesam.runs.lock import locked
 from fedlesam.runs.overview import size_of
 
@@ -86,6 +87,14 @@ def execute(
     An unfinished one resumes at its last checkpoint. All settings are checked before the folder is touched.
     Ctrl-C, SIGTERM and errors end the run with everything up to the last good round in the folder, and are raised
     again. In a `world` of several processes the leader does all of this, and the others `run_worker`.
+
+    Args:
+        config: Resolved settings.
+        path: The run folder.
+        overwrite: Whether to replace what the folder holds.
+        watch: Called with the record of every round.
+        data: The data set, if it is loaded already.
+        world: The processes that torchrun started, if it did.
     """
     folder, tell = RunFolder(path), None
     with contextlib.ExitStack() as held:
@@ -204,7 +213,7 @@ def _log_and_continue(folder: RunFolder, what: str) -> Iterator[None]:
 
 
 def _due(every: int | str, done: int, seconds: float) -> bool:
-    between = configs.seconds_of(every)
+    between = seconds_of(every)
     return not done % int(every) if between is None else seconds >= between
 
 
@@ -218,7 +227,11 @@ def _check_answers(records: list[dict[str, Any]]) -> None:
 
 @contextlib.contextmanager
 def release_workers_on_error(world: World | None) -> Iterator[None]:
-    """On an error let the others go, so that they wait for nothing."""
+    """On an error let the others go, so that they wait for nothing.
+
+    Args:
+        world: The processes that torchrun started, if it did.
+    """
     try:
         yield
     except BaseException:
@@ -231,12 +244,15 @@ def run_worker(world: World) -> None:
     """In a process that torchrun started beside the leader: do as it says, with its settings.
 
     What goes wrong here the leader hears and says.
+
+    Args:
+        world: The processes that torchrun started, if it did.
     """
     try:
         message = world.broadcast()[0]
         if message["command"] == "stop":
             return
-        config = configs.from_table(message["config"])
+        config = RunConfig(**message["config"])
         federation, wrong = None, None
         try:
             federation = build(config, folder=RunFolder(Path(message["folder"])).memory, world=world).federation
@@ -270,17 +286,16 @@ def _close(
         "classes": len(experiment.data.classes),
         **({"dropped": dropped} if dropped else {}),
         "client_memory_bytes": largest_memory(experiment.federation),
-        "split": {
-            "scheme": experiment.split.scheme,
-            "hash": experiment.split.hash,
-            "dropped": experiment.split.dropped,
-            "repeats": experiment.split.repeats,
-        },
+        "split": {name: getattr(experiment.split, name) for name in ("scheme", "hash", "dropped", "repeats")},
     }
     folder.write_end(experiment.federation.model, summary)
     return summary
 
 
 def largest_memory(federation: Federation) -> int:
-    """The most a client holds between rounds, in bytes."""
+    """The most a client holds between rounds, in bytes.
+
+    Args:
+        federation: The federation.
+    """
     return max((federation.memories[client].nbytes for client in federation.memories), default=0)

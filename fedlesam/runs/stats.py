@@ -27,7 +27,11 @@ class SeedMean:
 
 
 def seed_mean(values: Sequence[float]) -> SeedMean | None:
-    """None of no values."""
+    """None of no values.
+
+    Args:
+        values: One per seed.
+    """
     return SeedMean(fmean(values), stdev(values) if len(values) > 1 else None) if values else None
 
 
@@ -39,10 +43,15 @@ class PairedDifferences:
 
     @property
     def mean(self) -> float:
+        """Over seeds."""
         return fmean(self.values)
 
     def interval(self, level: float = LEVEL) -> tuple[float, float]:
-        """Student's t-interval of the mean difference; needs two seeds."""
+        """Student's t-interval of the mean difference; needs two seeds.
+
+        Args:
+            level: The confidence.
+        """
         half = self._quantile((1 + level) / 2) * self._standard_error
         return self.mean - half, self.mean + half
 
@@ -66,7 +75,12 @@ class PairedDifferences:
         return float(found.pvalue)
 
     def detectable(self, level: float = LEVEL, power: float = POWER) -> float:
-        """The smallest true difference that a paired t-test on so many seeds finds with this probability."""
+        """The smallest true difference that a paired t-test on so many seeds finds with this probability.
+
+        Args:
+            level: The confidence.
+            power: With which it is found.
+        """
         return (self._quantile((1 + level) / 2) + self._quantile(power)) * self._standard_error
 
     @property
@@ -78,12 +92,21 @@ class PairedDifferences:
 
 
 def paired(left: Mapping[int, float], right: Mapping[int, float]) -> PairedDifferences:
-    """left - right on the seeds both have."""
+    """left - right on the seeds both have.
+
+    Args:
+        left: Values by seed.
+        right: Values by seed.
+    """
     return PairedDifferences(tuple(left[seed] - right[seed] for seed in sorted(left.keys() & right.keys())))
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Holm's correction over a family: the k-th smallest of m times m - k + 1, never below the one before."""
+    """Holm's correction over a family: the k-th smallest of m times m - k + 1, never below the one before.
+
+    Args:
+        p_values: Those of the family.
+    """
     found, floor = [0.0] * len(p_values), 0.0
     for rank, i in enumerate(sorted(range(len(p_values)), key=lambda i: p_values[i])):
         floor = max(floor, min(1.0, p_values[i] * (len(p_values) - rank)))

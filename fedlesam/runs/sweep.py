@@ -30,6 +30,8 @@ PATIENCE = 60.0
 
 @dataclass(frozen=True)
 class Task:
+    """A run of a sweep."""
+
     config: RunConfig
     folder: Path
     label: str
@@ -51,11 +53,16 @@ Watch = Callable[[Event], None]
 
 
 class Sweep:
-    """The folder: sweep.json, runs/, failed.json with what went wrong, log.txt with what the runs printed."""
+    """The folder: sweep.json, runs/, failed.json with what went wrong, log.txt with what the runs printed.
+
+    Args:
+        path: The sweep's folder.
+    """
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        self._failed: dict[str, dict[str, str]] = {}
+        self.path, self._description, self._failures = path, path / "sweep.json", path / "failed.json"
+        self.failed: dict[str, dict[str, str]] = {}
+        """By the run's folder: its label and why it failed."""
 
     @contextlib.contextmanager
     def open(self) -> Iterator["Sweep"]:
@@ -67,16 +74,8 @@ class Sweep:
             self._check(this)
             if not self._description.exists():
                 disk.write_json(self._description, this)
-            self._failed = json.loads(self._failures.read_text(encoding="utf-8")) if self._failures.exists() else {}
+            self.failed = json.loads(self._failures.read_text(encoding="utf-8")) if self._failures.exists() else {}
             yield self
-
-    @property
-    def _description(self) -> Path:
-        return self.path / "sweep.json"
-
-    @property
-    def _failures(self) -> Path:
-        return self.path / "failed.json"
 
     def _check(self, this: dict[str, Any]) -> None:
         if not self._description.exists():
@@ -87,24 +86,21 @@ class Sweep:
             other = json.loads(self._description.read_text(encoding="utf-8"))
             form, package = other["form"], other["fedlesam"]
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise ValueError(
-                f"{self._description}: does not describe a sweep: {error}; choose another --out"
-            ) from error
+            what = f"{self._description}: does not describe a sweep: {error}"
+            raise ValueError(f"{what}; choose another --out") from error
         if (form, package) != (this["form"], this["fedlesam"]):
             raise ValueError(
                 f"{self.path}: was made by fedlesam {package} (folder form {form}), this is {this['fedlesam']} (form "
                 f"{this['form']}), and their numbers are not mixed; choose another --out, or use fedlesam {package}"
             )
 
-    @property
-    def failed(self) -> dict[str, dict[str, str]]:
-        """By the run's folder: its label and why it failed."""
-        return dict(self._failed)
-
     def folder_of(self, config: RunConfig) -> Path:
         """Named by a hash of the settings, so equal runs share a folder.
 
         Probes do not change a run, so a finished run with probes also counts as the run without them.
+
+        Args:
+            config: Resolved settings.
         """
         stem = file_name(f"{config.algorithm}-{config.data}-{config.split}")
         name = f"{stem}-{configs.fingerprint(config)[:12]}"
@@ -116,17 +112,33 @@ class Sweep:
         return done[0] if done and not RunFolder(plain).is_finished() else plain
 
     def task(self, config: RunConfig, label: str) -> Task:
+        """A run of this sweep.
+
+        Args:
+            config: Resolved settings.
+            label: What a user calls it.
+        """
         return Task(config, self.folder_of(config), label)
 
     def is_done(self, task: Task) -> bool:
-        """False for a run that cannot be read: training it again raises the reason."""
+        """False for a run that cannot be read: training it again raises the reason.
+
+        Args:
+            task: A run of the sweep.
+        """
         try:
             return RunFolder(task.folder).is_finished()
         except ValueError:
             return False
 
     def run(self, tasks: Sequence[Task], jobs: int = 1, watch: Watch = lambda _: None) -> None:
-        """Train what is not finished. Failures are recorded and tried again by the next call."""
+        """Train what is not finished. Failures are recorded and tried again by the next call.
+
+        Args:
+            tasks: The runs.
+            jobs: Runs at once.
+            watch: Called with every event.
+        """
         todo = list({task.folder: task for task in tasks if not self.is_done(task)}.values())
         if not todo:
             return
@@ -142,14 +154,18 @@ class Sweep:
     def _record(self, event: Event) -> None:
         name = event.task.folder.name
         if event.what == "failed":
-            self._failed[name] = {"run": event.task.label, "why": event.why}
-        elif event.what != "finished" or not self._failed.pop(name, None):
+            self.failed[name] = {"run": event.task.label, "why": event.why}
+        elif event.what != "finished" or not self.failed.pop(name, None):
             return
-        disk.write_json(self._failures, self._failed)
+        disk.write_json(self._failures, self.failed)
 
 
 class Job:
-    """One process of `fedlesam.runs.job`, in a session of its own: Ctrl-C reaches it only through the sweep."""
+    """One process of `fedlesam.runs.job`, in a session of its own: Ctrl-C reaches it only through the sweep.
+
+    Args:
+        log: Where what they print goes.
+    """
 
     def __init__(self, log: IO[str]) -> None:
         self.process = subprocess.Popen(
@@ -165,6 +181,11 @@ class Job:
         """The beginning of a line that is not complete yet."""
 
     def assign(self, task: Task) -> None:
+        """Give the process a run to train.
+
+        Args:
+            task: A run of the sweep.
+        """
         assert self.process.stdin is not None
         self.task = task
         with contextlib.suppress(OSError):  # it died: the reader will see that
@@ -188,7 +209,12 @@ class Job:
 
 
 class Pool:
-    """The processes of a sweep, while it runs."""
+    """The processes of a sweep, while it runs.
+
+    Args:
+        size: The most processes at once.
+        log: Where what they print goes.
+    """
 
     def __init__(self, size: int, log: IO[str]) -> None:
         self.size, self.log = size, log
@@ -196,7 +222,11 @@ class Pool:
         self.stopped = 0
 
     def stop(self, signum: int) -> None:
-        """Every run under way drops its round, makes a checkpoint and ends."""
+        """Every run under way drops its round, makes a checkpoint and ends.
+
+        Args:
+            signum: The signal.
+        """
         self.stopped = signum
         for job in list(self.jobs):
             with contextlib.suppress(OSError):
@@ -210,6 +240,11 @@ class Pool:
             job.close()
 
     def work(self, tasks: Sequence[Task]) -> Iterator[Event]:
+        """Train all of them, as many at once as there are processes; yields what happens.
+
+        Args:
+            tasks: The runs.
+        """
         todo, waiting = list(tasks), {task.folder: time.monotonic() for task in tasks}
         with selectors.DefaultSelector() as selector:
             while (todo and not self.stopped) or any(job.task for job in self.jobs):

@@ -3,8 +3,9 @@
 import importlib.util
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -29,9 +30,16 @@ class Tracked:
 class Tracker(Protocol):
     """Sees every round after it is done. It cannot change training: it gets numbers, and its errors end only itself."""
 
-    def see(self, step: int, values: dict[str, float]) -> None: ...
+    def see(self, step: int, values: dict[str, float]) -> None:
+        """A round is done.
 
-    def close(self) -> None: ...
+        Args:
+            step: Rounds done.
+            values: Numbers by name.
+        """
+
+    def close(self) -> None:
+        """The run has ended."""
 
 
 Open = Callable[[Tracked, int], Tracker]
@@ -39,7 +47,13 @@ Open = Callable[[Tracked, int], Tracker]
 
 
 class TensorBoard:
-    """Event files, in the run's folder or below a folder of one's choice."""
+    """Event files, in the run's folder or below a folder of one's choice.
+
+    Args:
+        run: The run as a tracker knows it.
+        first: The number of its first record; above 1 where it resumes.
+        folder: Where they go; None is the run's folder.
+    """
 
     def __init__(self, run: Tracked, first: int, folder: Path | None) -> None:
         from torch.utils.tensorboard import SummaryWriter
@@ -49,16 +63,29 @@ class TensorBoard:
         self.writer.add_text("settings", "\n".join(f"    {name} = {value}" for name, value in run.settings.items()))
 
     def see(self, step: int, values: dict[str, float]) -> None:
+        """A round is done.
+
+        Args:
+            step: Rounds done.
+            values: Numbers by name.
+        """
         for name, value in values.items():
             self.writer.add_scalar(name, value, step)
         self.writer.flush()
 
     def close(self) -> None:
+        """The run has ended."""
         self.writer.close()
 
 
 class MLflow:
-    """Through a client of its own, so that a program's current MLflow run is left alone."""
+    """Through a client of its own, so that a program's current MLflow run is left alone.
+
+    Args:
+        run: The run as a tracker knows it.
+        first: The number of its first record; above 1 where it resumes.
+        uri: The tracking server.
+    """
 
     def __init__(self, run: Tracked, first: int, uri: str) -> None:
         from mlflow import MlflowClient
@@ -71,6 +98,12 @@ class MLflow:
         self.client.log_batch(self.run, params=[Param(name, str(value)) for name, value in run.settings.items()])
 
     def see(self, step: int, values: dict[str, float]) -> None:
+        """A round is done.
+
+        Args:
+            step: Rounds done.
+            values: Numbers by name.
+        """
         import time
 
         from mlflow.entities import Metric
@@ -79,11 +112,17 @@ class MLflow:
         self.client.log_batch(self.run, metrics=[Metric(name, value, now, step) for name, value in values.items()])
 
     def close(self) -> None:
+        """The run has ended."""
         self.client.set_terminated(self.run)
 
 
 class WeightsAndBiases:
-    """With WANDB_MODE=offline it needs no account and no network: `wandb sync` sends the run later."""
+    """With WANDB_MODE=offline it needs no account and no network: `wandb sync` sends the run later.
+
+    Args:
+        run: The run as a tracker knows it.
+        first: The number of its first record; above 1 where it resumes.
+    """
 
     def __init__(self, run: Tracked, first: int) -> None:
         import wandb
@@ -98,42 +137,60 @@ class WeightsAndBiases:
         )
 
     def see(self, step: int, values: dict[str, float]) -> None:
+        """A round is done.
+
+        Args:
+            step: Rounds done.
+            values: Numbers by name.
+        """
         self.run.log(values, step=step)
 
     def close(self) -> None:
+        """The run has ended."""
         self.run.finish()
 
 
 def wanted(tensorboard: str | None, mlflow: str | None, wandb: bool) -> dict[str, Open]:
-    """The trackers asked for, by their flag; one whose package is missing is refused before anything is trained."""
+    """The trackers asked for, by their flag; one whose package is missing is refused before anything is trained.
+
+    Args:
+        tensorboard: A folder, "" for the run's own, or None.
+        mlflow: The address of a server, or None.
+        wandb: Whether to use Weights & Biases.
+    """
     found: dict[str, Open] = {}
     if tensorboard is not None:
-        _need("tensorboard")
-        folder = Path(tensorboard) if tensorboard else None
-        found["--tensorboard"] = lambda run, first: TensorBoard(run, first, folder)
+        found["tensorboard"] = partial(TensorBoard, folder=Path(tensorboard) if tensorboard else None)
     if mlflow is not None:
-        _need("mlflow")
-        found["--mlflow"] = lambda run, first: MLflow(run, first, mlflow)
+        found["mlflow"] = partial(MLflow, uri=mlflow)
     if wandb:
-        _need("wandb")
-        found["--wandb"] = WeightsAndBiases
-    return found
-
-
-def _need(extra: str) -> None:
-    if importlib.util.find_spec(extra) is None:
-        raise ValueError(f"--{extra} needs a package that is not installed: pip install 'fedlesam[{extra}]'")
+        found["wandb"] = WeightsAndBiases
+    for extra in found:
+        if importlib.util.find_spec(extra) is None:
+            raise ValueError(f"--{extra} needs a package that is not installed: pip install 'fedlesam[{extra}]'")
+    return {f"--{name}": opener for name, opener in found.items()}
 
 
 class Watchers:
-    """The trackers of one run after another; each opens at the run's first record, when its folder is there."""
+    """The trackers of one run after another; each opens at the run's first record, when its folder is there.
+
+    Args:
+        openers: By their flags, as of `wanted`.
+        say: What is told of one that stopped.
+    """
 
     def __init__(self, openers: dict[str, Open], say: Callable[[str], None]) -> None:
         self.openers, self.say = openers, say
         self.live: dict[str, Tracker] = {}
 
     def watch(self, config: RunConfig, folder: Path, also: Callable[[Record], None] | None) -> Callable[[Record], None]:
-        """The observer of a run, and whom it tells besides."""
+        """The observer of a run, and whom it tells besides.
+
+        Args:
+            config: Resolved settings.
+            folder: The run's folder.
+            also: Called with every record, too.
+        """
         self.close()
         table = configs.as_table(config)
         run = Tracked(folder.name, folder, {**table.pop("hyper"), **table})
@@ -155,6 +212,7 @@ class Watchers:
         return see
 
     def close(self) -> None:
+        """Those of the run that has ended."""
         for flag, tracker in list(self.live.items()):
             with self._or_without(flag):
                 tracker.close()
@@ -170,17 +228,23 @@ class Watchers:
             self.say(f"{flag} stopped, the run continues without it: {error}")
 
 
-@contextmanager
-def watching(openers: dict[str, Open], say: Callable[[str], None] | None = None) -> Iterator[Watchers]:
-    watchers = Watchers(openers, say or (lambda text: print(text, file=sys.stderr)))
-    try:
-        yield watchers
-    finally:
-        watchers.close()
+def watching(openers: dict[str, Open], say: Callable[[str], None] | None = None) -> closing[Watchers]:
+    """Trackers that are closed at the end of a `with`.
+
+    Args:
+        openers: By their flags, as of `wanted`.
+        say: What is told of one that stopped; standard error by default.
+    """
+    return closing(Watchers(openers, say or (lambda text: print(text, file=sys.stderr))))
 
 
 def numbers(record: Record, on: str = TEST) -> dict[str, float]:
-    """What a tracker plots: the numbers of a record, by the samples they are of; nested ones by their path."""
+    """What a tracker plots: the numbers of a record, by the samples they are of; nested ones by their path.
+
+    Args:
+        record: A round.
+        on: test, or held-out.
+    """
     found: dict[str, float] = {}
     for name, value in named(record.as_dict(), on).items():
         if isinstance(value, dict):

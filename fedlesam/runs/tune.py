@@ -12,7 +12,8 @@ from typing import Any
 from fedlesam.core import disk
 from fedlesam.core.names import file_name
 from fedlesam.runs import config as configs
-from fedlesam.runs.config import OPTIONS, RunConfig, Value
+from fedlesam.runs.config import OPTIONS, RunConfig
+from fedlesam.runs.kinds import Value
 from fedlesam.runs.read import read_run
 from fedlesam.runs.stats import SeedMean, seed_mean
 from fedlesam.runs.sweep import Sweep, Task, Watch
@@ -35,13 +36,19 @@ Space = Mapping[str, tuple[Value, ...] | Range]
 
 @dataclass(frozen=True)
 class Trial:
+    """Values of what is searched, and how well they did."""
+
     values: Mapping[str, Value]
     score: SeedMean | None
     """Mean over seeds of the mean of the last evaluations, in percent of the held-out samples; None if a run failed."""
 
 
 def parse_space(texts: Sequence[str]) -> dict[str, tuple[Value, ...] | Range]:
-    """`rho=0.01,0.1,1` are values, `rho=0.001..1` is a range."""
+    """`rho=0.01,0.1,1` are values, `rho=0.001..1` is a range.
+
+    Args:
+        texts: As typed behind `--over`.
+    """
     space: dict[str, tuple[Value, ...] | Range] = {}
     for text in texts:
         name, equals, right = text.partition("=")
@@ -68,6 +75,11 @@ def parse_space(texts: Sequence[str]) -> dict[str, tuple[Value, ...] | Range]:
 
 
 def grid(space: Space) -> list[Mapping[str, Value]]:
+    """All combinations of values; a range is refused.
+
+    Args:
+        space: What is searched.
+    """
     for name, values in space.items():
         if isinstance(values, Range):
             raise ValueError(
@@ -79,17 +91,27 @@ def grid(space: Space) -> list[Mapping[str, Value]]:
 
 
 def prepared(base: RunConfig) -> RunConfig:
-    """With training samples held out, always: whatever is chosen here, the test data had no part in it."""
+    """With training samples held out, always: whatever is chosen here, the test data had no part in it.
+
+    Args:
+        base: Settings of all runs, not resolved.
+    """
     return dataclasses.replace(base, held_out=HELD_OUT if base.held_out is None else base.held_out, threads=1)
 
 
 def budget(base: RunConfig, trials: int, seeds: int) -> str:
-    config = configs.resolve(prepared(base))
-    runs = trials * seeds
+    """What a search will cost, in a line.
+
+    Args:
+        base: Settings of all runs, not resolved.
+        trials: How many.
+        seeds: Runs per trial.
+    """
+    runs, held_out = trials * seeds, configs.resolve(prepared(base)).held_out
+    part = f"{held_out:,} samples" if isinstance(held_out, int) else f"{100 * (held_out or 0):g} %"
     return (
         f"budget: {trials} trials x {seeds} seed{'s' if seeds > 1 else ''} = {runs} runs, "
-        f"{runs * config.rounds:,} rounds; "
-        f"judged on {_part(config.held_out)} of the training data, held out"
+        f"{runs * base.rounds:,} rounds; judged on {part} of the training data, held out"
     )
 
 
@@ -103,9 +125,8 @@ def default_folder(base: RunConfig, space: Sequence[str], trials: int | None, se
         seeds: Runs per trial.
     """
     sign = json.dumps([configs.as_table(prepared(base)), sorted(space), trials, seeds], sort_keys=True)
-    return Path("runs") / file_name(
-        f"tune-{base.algorithm}-{base.data}-{hashlib.sha256(sign.encode()).hexdigest()[:8]}"
-    )
+    name = hashlib.sha256(sign.encode()).hexdigest()[:8]
+    return Path("runs") / file_name(f"tune-{base.algorithm}-{base.data}-{name}")
 
 
 def write_best(base: RunConfig, found: Sequence[Trial], out: Path) -> Path | None:
@@ -124,10 +145,6 @@ def write_best(base: RunConfig, found: Sequence[Trial], out: Path) -> Path | Non
     return out / "best.toml"
 
 
-def _part(held_out: int | float | None) -> str:
-    return f"{held_out:,} samples" if isinstance(held_out, int) else f"{100 * (held_out or 0):g} %"
-
-
 def tune(
     base: RunConfig,
     batches: Iterator[list[Mapping[str, Value]]],
@@ -137,14 +154,24 @@ def tune(
     jobs: int,
     begin: Callable[[Sequence[Task]], Watch],
 ) -> list[Trial]:
-    """Do every batch's trials; best first, those that failed last. What is in the sweep's folder is not done again."""
+    """Do every batch's trials; best first, those that failed last. What is in the sweep's folder is not done again.
+
+    Args:
+        base: Settings of all runs, not resolved.
+        batches: Values of the trials that are done at once.
+        tell: Called with the trials of a batch when they are done.
+        sweep: An open one.
+        seeds: Runs per trial.
+        jobs: Runs at once.
+        begin: Called with the runs that are left; returns what is called with their events.
+    """
     found: list[Trial] = []
     for batch in batches:
-        tasks = {i: _tasks(base, values, sweep, seeds) for i, values in enumerate(batch)}
-        left = [task for some in tasks.values() for task in some if not sweep.is_done(task)]
+        tasks = [_tasks(base, values, sweep, seeds) for values in batch]
+        left = [task for some in tasks for task in some if not sweep.is_done(task)]
         if left:
             sweep.run(left, jobs, begin(left))
-        done = [Trial(values, _score(sweep, tasks[i])) for i, values in enumerate(batch)]
+        done = [Trial(values, _score(sweep, some)) for values, some in zip(batch, tasks, strict=True)]
         tell(done)
         found += done
     return sorted(found, key=lambda trial: (trial.score is None, -(trial.score.mean if trial.score else 0.0)))
@@ -152,11 +179,9 @@ def tune(
 
 def _tasks(base: RunConfig, values: Mapping[str, Value], sweep: Sweep, seeds: int) -> list[Task]:
     label = ", ".join(f"{name} {value}" for name, value in values.items())
-    tasks = []
-    for seed in range(base.seed, base.seed + seeds):
-        config = configs.resolve(dataclasses.replace(configs.update(prepared(base), values), seed=seed))
-        tasks.append(sweep.task(config, label))
-    return tasks
+    config = configs.resolve(configs.update(prepared(base), values))
+    each = range(base.seed, base.seed + seeds)
+    return [sweep.task(dataclasses.replace(config, seed=seed), label) for seed in each]
 
 
 def _score(sweep: Sweep, tasks: list[Task]) -> SeedMean | None:
@@ -168,6 +193,12 @@ def _score(sweep: Sweep, tasks: list[Task]) -> SeedMean | None:
 class Optuna:
     """Trials drawn by Optuna's TPE from the seed. Nothing is stored: asked again, it draws the same trials, and their
     runs are in the folder.
+
+    Args:
+        space: What is searched.
+        trials: How many.
+        seed: Of the sampler.
+        at_once: Trials of a batch.
     """
 
     def __init__(self, space: Space, trials: int, seed: int, at_once: int) -> None:
@@ -182,11 +213,17 @@ class Optuna:
         self.asked: list[Any] = []
 
     def batches(self) -> Iterator[list[Mapping[str, Value]]]:
+        """Trials to be done at once, until all are drawn."""
         for begin in range(0, self.trials, self.at_once):
             self.asked = [self.study.ask() for _ in range(min(self.at_once, self.trials - begin))]
             yield [{name: self._draw(trial, name, of) for name, of in self.space.items()} for trial in self.asked]
 
     def tell(self, done: Sequence[Trial]) -> None:
+        """How the trials of the last batch did.
+
+        Args:
+            done: In the order of the batch.
+        """
         for trial, result in zip(self.asked, done, strict=True):
             if result.score is None:
                 self.study.tell(trial, state=self.failed)
