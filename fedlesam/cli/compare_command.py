@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fedlesam.cli.options import Grouped, GroupedCommand, build_config, names_of, output, settings, trackers
+from fedlesam.cli.options import TRACKERS, GroupedCommand, Setting, build_config, count, output, settings, trackers
 from fedlesam.runs import config as configs
 from fedlesam.runs.config import RunConfig
 from fedlesam.runs.evaluated import evaluated_on
@@ -16,10 +16,6 @@ from fedlesam.runs.evaluated import evaluated_on
 if TYPE_CHECKING:
     from fedlesam.federation import Record
     from fedlesam.runs.trackers import Open
-
-
-def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    return [name for name in names_of("algorithm") if name.startswith(incomplete)]
 
 
 @click.command(
@@ -32,16 +28,9 @@ def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> lis
         "fedlesam compare fedavg fedlesam --split dirichlet:0.6 --clients 20 --active 5 --rounds 30 --json",
     ),
 )
-@click.argument("algorithms", nargs=-1, required=True, metavar="METHOD...", shell_complete=complete)
+@click.argument("algorithms", nargs=-1, required=True, metavar="METHOD...", type=Setting("algorithm"))
 @settings(without=["algorithm"])
-@click.option(
-    "--seeds",
-    cls=Grouped,
-    group=configs.RUN,
-    type=click.IntRange(1),
-    default=1,
-    help="repeat with this many seeds, from --seed on  [1]",
-)
+@count("--seeds", configs.RUN, "repeat with this many seeds, from --seed on", 1)
 @trackers
 @output
 def command(
@@ -53,9 +42,6 @@ def command(
     overwrite: bool,
     quiet: bool,
     as_json: bool,
-    tensorboard: str | None,
-    mlflow: str | None,
-    wandb: bool,
     **flags: Any,
 ) -> None:
     """Train several methods on the same clients, batches and first model; rank them and draw their curves.
@@ -65,7 +51,7 @@ def command(
     """
     from fedlesam.runs.trackers import wanted
 
-    openers = wanted(tensorboard, mlflow, wandb)
+    openers = wanted(**{name: flags.pop(name) for name in TRACKERS})
     base = build_config(config_file, assignments, flags)
     show_comparison(base, list(algorithms), seeds, out, overwrite, quiet, as_json, openers)
 

@@ -18,7 +18,7 @@ def command(what: str, as_json: bool) -> None:
     fedlesam list algorithms    the three slots of every method, and what it costs
     fedlesam list splits        how a data set can be divided over clients
     """
-    columns, rows = {"algorithms": algorithms, "data": data, "models": models, "splits": splits}[what]()
+    columns, rows = LISTS[what]()
     if as_json:
         click.echo(json.dumps([dict(zip(columns, row, strict=True)) for row in rows]))
         return
@@ -76,19 +76,20 @@ def models() -> Listing:
         options = [str(p) for k, p in inspect.signature(make).parameters.items() if k not in ("shape", "classes")]
         about = (inspect.getdoc(make) or "").splitlines()[0]
         rows.append([name, ", ".join(options).replace("'", "") or "-", about])
-    return ["name", "options", "what it is"], [
-        *rows,
-        ["module:callable", "-", "your own, called with shape and classes"],
-    ]
+    own = ["module:callable", "-", "your own, called with shape and classes"]
+    return ["name", "options", "what it is"], [*rows, own]
 
 
 def splits() -> Listing:
     from fedlesam.data.splits import SCHEMES
 
-    return ["split", "what it is"], [[name, about] for name, about in SCHEMES.items()]
+    return ["split", "what it is"], [list(row) for row in SCHEMES.items()]
 
 
 def data() -> Listing:
     from fedlesam.data.catalogue import NAMES
 
-    return ["name", "what it is"], [[name, about] for name, about in NAMES.items()]
+    return ["name", "what it is"], [list(row) for row in NAMES.items()]
+
+
+LISTS = {"algorithms": algorithms, "data": data, "models": models, "splits": splits}

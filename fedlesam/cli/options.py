@@ -1,5 +1,6 @@
 """The flags of `run`, `compare` and `split`, made from the table of settings, and help in groups."""
 
+import importlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -7,11 +8,19 @@ from typing import Any
 import click
 
 from fedlesam.runs import config as configs
-from fedlesam.runs.config import HYPER, KINDS, OPTIONS, Option, RunConfig, Value
+from fedlesam.runs.config import HYPER, OPTIONS, RunConfig
+from fedlesam.runs.kinds import KINDS, Option, Value
 
 OUTPUT = "Output"
 LIVE = "Live trackers"
 PROBE = "NAME[:KEY=VALUE,...]"
+NAMED = {
+    "algorithm": "fedlesam.algorithms.CATALOGUE",
+    "model": "fedlesam.models.catalogue.MODELS",
+    "data": "fedlesam.data.catalogue.NAMES",
+    "split": "fedlesam.data.splits.SCHEMES",
+}
+"""Settings that are names, and where those are."""
 TRACKERS = ("tensorboard", "mlflow", "wandb")
 
 
@@ -83,33 +92,19 @@ class Setting(click.ParamType[Value]):
         return configs.parse(self.key, value, f"--{self.key.replace('_', '-')}") if isinstance(value, str) else value
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[Any]:
-        return [
-            click.shell_completion.CompletionItem(name) for name in names_of(self.key) if name.startswith(incomplete)
-        ]
+        item = click.shell_completion.CompletionItem
+        return [item(name) for name in names_of(self.key) if name.startswith(incomplete)]
 
 
 def names_of(key: str) -> list[str]:
     """What a flag can be completed to."""
-    if key == "algorithm":
-        from fedlesam.algorithms import CATALOGUE
-
-        return list(CATALOGUE)
-    if key == "model":
-        from fedlesam.models.catalogue import MODELS
-
-        return list(MODELS)
-    if key == "data":
-        from fedlesam.data.catalogue import NAMES
-
-        return [name.removesuffix("PATH") for name in NAMES]
-    if key == "split":
-        from fedlesam.data.splits import SCHEMES
-
-        names = [name for name in SCHEMES if name != "MODULE:CALLABLE"]
-        return [f"{name.partition(':')[0]}:" if ":" in name else name for name in names]
     if key == "device":
         return ["auto", "cpu", "cuda"]
-    return list(OPTIONS[key].choices) if key in OPTIONS else []
+    if key not in NAMED:
+        return list(OPTIONS[key].choices) if key in OPTIONS else []
+    module, _, name = NAMED[key].rpartition(".")
+    names = [name for name in getattr(importlib.import_module(module), name) if name.upper() != "MODULE:CALLABLE"]
+    return [f"{name.partition(':')[0]}:" if ":" in name else name for name in names]
 
 
 def setting(key: str, known: Option, default: Value | None) -> Callable[[Any], Any]:
@@ -118,15 +113,8 @@ def setting(key: str, known: Option, default: Value | None) -> Callable[[Any], A
     if KINDS[known.kind][1] == (bool,):
         return option(f"--{flag}/--no-{flag}", key, group=known.group, default=None, help=known.help)
     if key == "probe":
-        return option(
-            "--probe",
-            key,
-            group=known.group,
-            multiple=True,
-            metavar=PROBE,
-            callback=lambda ctx, param, words: " ".join(words) or None,
-            help=known.help,
-        )
+        join = {"multiple": True, "callback": lambda ctx, param, words: " ".join(words) or None}
+        return option("--probe", key, group=known.group, metavar=PROBE, help=known.help, **join)
     choices = f"[{'|'.join(known.choices)}]" if known.choices else ""
     metavar = known.metavar or choices or ("NAME" if KINDS[known.kind][1] == (str,) else "N")
     return option(f"--{flag}", key, group=known.group, type=Setting(key), metavar=metavar, help=known.help + shown)

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from fedlesam.cli.options import GroupedCommand, build_config, output, settings, trackers
+from fedlesam.cli.options import TRACKERS, GroupedCommand, build_config, output, settings, trackers
 from fedlesam.runs.evaluated import evaluated_on
 
 
@@ -31,9 +31,6 @@ def command(
     overwrite: bool,
     quiet: bool,
     as_json: bool,
-    tensorboard: str | None,
-    mlflow: str | None,
-    wandb: bool,
     **flags: Any,
 ) -> None:
     """Train one method and write a run folder.
@@ -54,7 +51,7 @@ def command(
         run_worker(world)
         return
     with release_workers_on_error(world):
-        openers = wanted(tensorboard, mlflow, wandb)
+        openers = wanted(**{name: flags.pop(name) for name in TRACKERS})
         config, folder = settle(build_config(config_file, assignments, flags), out)
     display = Display(quiet or as_json)
     for note in notes(config, world):

@@ -1,10 +1,11 @@
 """What a person sees while runs train and when they are done. Colour and progress only on a terminal."""
 
 import contextlib
+import functools
 import logging
 import time
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Collection, Iterator
+from typing import TYPE_CHECKING, Any, Protocol
 
 import click
 from rich.console import Console
@@ -15,7 +16,6 @@ from rich.progress import (
     Progress,
     ProgressColumn,
     SpinnerColumn,
-    TaskID,
     TextColumn,
     TimeRemainingColumn,
 )
@@ -31,82 +31,70 @@ WIDTH_IN_A_PIPE = 110
 
 
 class Display:
-    """One bar a run on a terminal; elsewhere a line every ten seconds; nothing if quiet."""
+    """A bar per task on a terminal; elsewhere a line every ten seconds; nothing if quiet.
 
-    def __init__(self, quiet: bool) -> None:
-        self.quiet = quiet
-        self.console = Console(stderr=True)
+    Args:
+        quiet: Whether to print nothing but warnings.
+        columns: What stands behind the bars  [how many of how many].
+    """
+
+    def __init__(self, quiet: bool, *columns: ProgressColumn) -> None:
+        self.quiet, self.console, self.printed = quiet, Console(stderr=True), time.monotonic()
         self.progress: Progress | None = None
-        self.others: dict[str, TaskID] = {}
-        self.said = time.monotonic()
+        if self.console.is_terminal and not quiet:
+            name, state = TextColumn("{task.description:<12}"), TextColumn("{task.fields[state]}")
+            layout = (SpinnerColumn(), name, BarColumn(), *(columns or (MofNCompleteColumn(),)), state)
+            self.progress = Progress(*layout, TimeRemainingColumn(compact=True), console=self.console)
 
     @contextlib.contextmanager
     def open(self) -> Iterator["Display"]:
-        with self._listening():
-            if self.quiet or not self.console.is_terminal:
-                yield self
-            else:
-                with self._bars():
-                    yield self
-
-    @contextlib.contextmanager
-    def _listening(self) -> Iterator[None]:
         log, handler = logging.getLogger("fedlesam"), LogHandler(self)
         before = log.level
         log.addHandler(handler)
         log.setLevel(logging.INFO)
         try:
-            yield
+            with self.progress or contextlib.nullcontext():
+                yield self
         finally:
             log.removeHandler(handler)
             log.setLevel(before)
 
-    @contextlib.contextmanager
-    def _bars(self) -> Iterator[None]:
-        columns = (
-            SpinnerColumn(),
-            TextColumn("{task.description:<12}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[unit]}"),
-            TextColumn("{task.fields[state]}"),
-            TimeRemainingColumn(compact=True),
-        )
-        with Progress(*columns, console=self.console) as self.progress:
-            yield
-        self.progress = None
+    def bar(self, name: str, total: int | None = None) -> "Tick":
+        """What is called with how much is done, of how much, and what to show beside it; `last` is always shown.
+
+        Args:
+            name: The task.
+            total: How much there is to do, if it is known.
+        """
+        bar = self.progress.add_task(name, total=total, state="") if self.progress is not None else None
+
+        def tick(done: int, of: int | None = total, state: str | None = None, last: bool = False) -> None:
+            if self.progress is not None and bar is not None:
+                fields = {} if state is None else {"state": state}
+                self.progress.update(bar, completed=done, total=of, **fields)  # type: ignore[arg-type]
+            elif not self.quiet and (last or time.monotonic() - self.printed > SECONDS_BETWEEN_LINES):
+                self.printed = time.monotonic()
+                click.echo(f"{name} {done:,}/{'?' if of is None else f'{of:,}'}  {state or ''}".strip(), err=True)
+
+        return tick
 
     def watch(self, name: str, rounds: int, on: str = TEST) -> "Callable[[Record], None]":
         """The observer of one run, evaluated on test or held-out samples."""
-        bar = self.progress.add_task(name, total=rounds, unit="rounds", state="") if self.progress is not None else None
-        said = [time.monotonic()]
+        tick = self.bar(name if self.progress is not None else f"{name}  round", rounds)
 
         def see(record: "Record") -> None:
-            state = describe(record, on)
-            if self.progress is not None and bar is not None:
-                fields = {"state": state} if record.test_accuracy is not None else {}
-                self.progress.update(bar, completed=record.round + 1, **fields)  # type: ignore[arg-type]
-            elif not self.quiet and (time.monotonic() - said[0] > SECONDS_BETWEEN_LINES or record.round + 1 == rounds):
-                said[0] = time.monotonic()
-                click.echo(f"{name}  round {record.round + 1}/{rounds}  {state}", err=True)
+            state = describe(record, on) if record.test_accuracy is not None or self.progress is None else None
+            tick(record.round + 1, rounds, state, last=record.round + 1 == rounds)
 
         return see
-
-    def advance(self, unit: str, done: int, total: int) -> None:
-        """A bar of its own for what comes before the rounds; elsewhere a line every ten seconds."""
-        if self.progress is None:
-            if time.monotonic() - self.said > SECONDS_BETWEEN_LINES:
-                self.said = time.monotonic()
-                self.say(f"{done:,} of {total:,} {unit}")
-            return
-        bar = self.others.get(unit)
-        if bar is None:
-            bar = self.others[unit] = self.progress.add_task("", total=total, unit=unit, state="")
-        self.progress.update(bar, completed=done, total=total)
 
     def say(self, text: str) -> None:
         if not self.quiet:
             self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+class Tick(Protocol):
+    def __call__(self, done: int, of: int | None = ..., state: str | None = ..., last: bool = ...) -> None: ...
 
 
 class LogHandler(logging.Handler):
@@ -114,11 +102,11 @@ class LogHandler(logging.Handler):
 
     def __init__(self, display: Display) -> None:
         super().__init__()
-        self.display = display
+        self.display, self.bar = display, functools.cache(display.bar)
 
     def emit(self, record: logging.LogRecord) -> None:
         if hasattr(record, "total"):
-            self.display.advance(record.unit, record.done, record.total)  # type: ignore[attr-defined]
+            self.bar(record.unit)(record.done, record.total)  # type: ignore[attr-defined]
         elif record.levelno >= logging.WARNING:
             self.display.console.print(f"warning: {record.getMessage()}", markup=False, highlight=False, soft_wrap=True)
         else:
@@ -126,34 +114,10 @@ class LogHandler(logging.Handler):
 
 
 @contextlib.contextmanager
-def bars(quiet: bool, *columns: ProgressColumn) -> Iterator[Callable[[str], Callable[[int, int | None], None]]]:
-    """A bar per named task on a terminal; elsewhere a line every ten seconds; nothing if quiet.
-
-    Args:
-        quiet: Whether to print nothing.
-        columns: What stands behind the bar  [how many of how many].
-    """
-    console, printed = Console(stderr=True), [time.monotonic()]
-
-    def begin_lines(name: str) -> Callable[[int, int | None], None]:
-        def tick(done: int, of: int | None) -> None:
-            if not quiet and time.monotonic() - printed[0] > SECONDS_BETWEEN_LINES:
-                printed[0] = time.monotonic()
-                click.echo(f"{name}  {done}/{'?' if of is None else of}", err=True)
-
-        return tick
-
-    if quiet or not console.is_terminal:
-        yield begin_lines
-        return
-    layout = (SpinnerColumn(), TextColumn("{task.description:<28}"), BarColumn(), *(columns or (MofNCompleteColumn(),)))
-    with Progress(*layout, TimeRemainingColumn(compact=True), console=console) as progress:
-
-        def begin_bar(name: str) -> Callable[[int, int | None], None]:
-            bar = progress.add_task(name, total=None)
-            return lambda done, of: progress.update(bar, completed=done, total=of)
-
-        yield begin_bar
+def bars(quiet: bool, *columns: ProgressColumn) -> Iterator[Callable[[str], Tick]]:
+    """`Display.bar` of a display that is open."""
+    with Display(quiet, *columns).open() as display:
+        yield display.bar
 
 
 def describe(record: "Record", on: str = TEST) -> str:
@@ -189,16 +153,18 @@ def print_accuracy(summary: dict[str, Any], on: str) -> None:
         click.echo(f"{on} accuracy per client: {', '.join(parts)}")
 
 
-def wide_enough() -> Console:
-    """A pipe has no width of its own."""
-    console = Console()
-    return console if console.is_terminal else Console(width=WIDTH_IN_A_PIPE)
+def print_table(columns: list[str], rows: list[list[str]], numbers: Collection[str] = ()) -> None:
+    """Print rows below the names of their columns.
 
-
-def print_table(columns: list[str], rows: list[list[str]]) -> None:
+    Args:
+        columns: The names.
+        rows: A cell for each.
+        numbers: Columns that are set to the right.
+    """
     table = Table(header_style="bold", box=None, pad_edge=False)
     for column in columns:
-        table.add_column(column, overflow="fold")
+        table.add_column(column, overflow="fold", justify="right" if column in numbers else "left")
     for row in rows:
         table.add_row(*map(escape, row))
-    wide_enough().print(table)
+    console = Console()
+    (console if console.is_terminal else Console(width=WIDTH_IN_A_PIPE)).print(table)

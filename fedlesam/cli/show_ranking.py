@@ -1,33 +1,23 @@
 """The tables that a comparison prints."""
 
 import click
-from rich.table import Table
 
-from fedlesam.cli.show import percent, print_table, wide_enough
+from fedlesam.cli.show import percent, print_table
 from fedlesam.report.ranking import MEASURES, Row
 from fedlesam.runs.evaluated import TEST
 
 
 def print_ranking(rows: list[Row], on: str = TEST) -> None:
     """Best first; costs beside FedAvg's, the field's unit, where it is among the methods."""
-    table = Table(header_style="bold", box=None, pad_edge=False)
-    table.add_column("#", justify="right")
-    table.add_column("method", no_wrap=True)
-    for name in ("last", "mean of last", "best", "backward passes", "MB sent", "seconds"):
-        table.add_column(name, justify="right")
+    numbers = ["last", "mean of last", "best", "backward passes", "MB sent", "seconds"]
+    table = []
     base = next((row for row in rows if row.algorithm == "fedavg"), None)
     for place, row in enumerate(rows, 1):
         passes = f" {row.backward_passes / base.backward_passes:.1f}x" if base and base.backward_passes else ""
         sent = f" {row.megabytes / base.megabytes:.1f}x" if base else ""
-        table.add_row(
-            str(place),
-            row.algorithm,
-            *(_accuracy(row, measure) for measure in MEASURES),
-            f"{row.backward_passes:,.0f}{passes}",
-            f"{row.megabytes:,.1f}{sent}",
-            f"{row.seconds:.1f}",
-        )
-    wide_enough().print(table)
+        costs = f"{row.backward_passes:,.0f}{passes}", f"{row.megabytes:,.1f}{sent}", f"{row.seconds:.1f}"
+        table.append([str(place), row.algorithm, *(_accuracy(row, measure) for measure in MEASURES), *costs])
+    print_table(["#", "method", *numbers], table, ["#", *numbers])
     seeds = max(row.seeds for row in rows)
     click.echo(
         f"\n{on.capitalize()} accuracy in %: of the last round, of the last 10 evaluations, of the best round."

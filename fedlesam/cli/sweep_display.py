@@ -6,10 +6,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import click
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 
 from fedlesam.cli import FAILED
-from fedlesam.cli.show import SECONDS_BETWEEN_LINES, Display, format_duration
+from fedlesam.cli.show import Display, format_duration
 from fedlesam.runs.sweep import Event, Task, Watch
 
 
@@ -17,41 +16,30 @@ from fedlesam.runs.sweep import Event, Task, Watch
 def sweep_display(display: Display, out: Path) -> Iterator["SweepDisplay"]:
     """The display while a sweep in the folder `out` runs; an interrupt prints where its results are."""
     try:
-        with display.open(), SweepDisplay(display).open() as shown:
-            yield shown
+        with display.open():
+            yield SweepDisplay(display)
     except KeyboardInterrupt:
         display.say(f"interrupted: what was done is in {out}; the same command resumes it")
         raise
 
 
 class SweepDisplay:
-    """A bar on a terminal, a line every ten seconds elsewhere; the unit is rounds."""
+    """The unit is rounds."""
 
     def __init__(self, display: Display) -> None:
         self.display = display
-        self.progress: Progress | None = None
-
-    @contextlib.contextmanager
-    def open(self) -> Iterator["SweepDisplay"]:
-        if self.display.quiet or not self.display.console.is_terminal:
-            yield self
-            return
-        columns = (SpinnerColumn(), BarColumn(), TextColumn("{task.description}"))
-        with Progress(*columns, console=self.display.console) as self.progress:
-            yield self
-        self.progress = None
 
     def begin(self, tasks: Sequence[Task]) -> Watch:
         """What is left to do; returns the function that is called with every event."""
         total = sum(task.config.rounds for task in tasks)
-        bar = self.progress.add_task("", total=total) if self.progress is not None else None
+        tick = self.display.bar("rounds", total)
         done: dict[Path, int] = {}
         resumed: dict[Path, int] = {}
         counts = {"finished": 0, "failed": 0}
-        began, printed = 0.0, time.monotonic()
+        began = 0.0
 
         def see(event: Event) -> None:
-            nonlocal began, printed
+            nonlocal began
             began = began or time.monotonic() - 1e-3  # the first event: starting up says nothing about the speed
             task, rounds = event.task, event.task.config.rounds
             done[task.folder] = min(rounds, event.round) if event.what == "round" else rounds
@@ -66,11 +54,7 @@ class SweepDisplay:
             text += f", {counts['failed']} failed" if counts["failed"] else ""
             text += f", about {format_duration(left)} left" if left else ""
             text += f"; {task.label} {event.round}/{rounds}" if event.what == "round" else ""
-            if self.progress is not None and bar is not None:
-                self.progress.update(bar, completed=sum(done.values()), description=text)
-            elif not self.display.quiet and time.monotonic() - printed > SECONDS_BETWEEN_LINES:
-                printed = time.monotonic()
-                click.echo(text, err=True)
+            tick(sum(done.values()), total, text)
 
         return see
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from fedlesam.cli.options import Grouped, GroupedCommand, build_config, output, settings
+from fedlesam.cli.options import GroupedCommand, build_config, count, option, output, settings
 from fedlesam.runs import config as configs
 from fedlesam.runs.evaluated import HELD_OUT
 
@@ -24,24 +24,17 @@ SEARCH = "The search"
         "fedlesam run --config runs/tune-x/best.toml     # train on all training data, then look at the test data",
     ),
 )
-@click.option(
+@option(
     "--over",
     "space",
-    cls=Grouped,
     group=SEARCH,
     multiple=True,
     metavar="NAME=VALUES",
     help="values rho=0.01,0.1,1 (all combinations are tried), or a range rho=0.001..1 for --trials; may be repeated",
 )
-@click.option(
-    "--trials", cls=Grouped, group=SEARCH, type=click.IntRange(1), metavar="N", help="draw N trials with Optuna's TPE"
-)
-@click.option(
-    "--seeds", cls=Grouped, group=SEARCH, type=click.IntRange(1), default=1, metavar="N", help="runs per trial  [1]"
-)
-@click.option(
-    "--jobs", cls=Grouped, group=SEARCH, type=click.IntRange(1), default=1, metavar="N", help="runs at once  [1]"
-)
+@count("--trials", SEARCH, "draw N trials with Optuna's TPE")
+@count("--seeds", SEARCH, "runs per trial", 1)
+@count("--jobs", SEARCH, "runs at once", 1)
 @settings(without=["threads"])
 @output
 def command(
