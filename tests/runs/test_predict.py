@@ -27,6 +27,7 @@ from fedlesam.runs.build import build
 from fedlesam.runs.config import RunConfig
 from fedlesam.runs.costs import PROCESS_BYTES, Prediction, anchors_alive, check_fits, predict
 from fedlesam.runs.folder import RunFolder
+from fedlesam.runs.kinds import byte_size
 from fedlesam.runs.runner import execute
 
 GB = 10**9
@@ -257,7 +258,7 @@ def test_what_this_machine_has() -> None:
 def test_sizes(count: float, text: str) -> None:
     assert size(count) == text
     if count >= 1:
-        assert configs.byte_size(text) == pytest.approx(count, rel=0.005)
+        assert byte_size(text) == pytest.approx(count, rel=0.005)
 
 
 # Where it runs
