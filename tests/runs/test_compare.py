@@ -13,6 +13,7 @@ from fedlesam.runs import compare as comparison
 from fedlesam.runs.compare import compare, folder_of, plan
 from fedlesam.runs.config import RunConfig
 from fedlesam.runs.folder import RunFolder
+from fedlesam.runs.read import Run
 
 TINY = RunConfig(clients=6, active=2, rounds=2, epochs=1, batch_size=50, model="mlp:hidden=4", threads=1)
 
@@ -130,9 +131,19 @@ def test_pictures_of_a_comparison(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             assert len(image.convert("RGB").getcolors(10**6)) > 10
 
 
-def test_share_of_active_clients_is_named() -> None:
-    assert pictures._active(dataclasses.replace(TINY, active=0.1)) == "10 %"
-    assert pictures._active(dataclasses.replace(TINY, active=3)) == 3
+@pytest.mark.parametrize(("active", "words"), [(0.1, "10 % active"), (3, ", 3 active")])
+def test_share_of_active_clients_is_named(
+    active: float, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    titles: list[str] = []
+
+    def draw(runs: list[Run], path: Path, title: str) -> Path:
+        titles.append(title)
+        return path
+
+    monkeypatch.setattr(pictures, "accuracy_curves", draw)
+    pictures.comparison([Run(tmp_path, dataclasses.replace(TINY, active=active), {}, [])], tmp_path)
+    assert titles[0].endswith(words)
 
 
 def test_a_users_method_has_a_folder_name(tmp_path: Path) -> None:
