@@ -176,7 +176,7 @@ def test_the_plain_name_is_the_defaults(tuned: Path, tmp_path: Path) -> None:
 
 def test_held_out_and_test_accuracy_are_not_compared(tuned: Path, tmp_path: Path) -> None:
     execute(tiny(rounds=2), tmp_path / "x")
-    with pytest.raises(ValueError, match=r"evaluated on test samples in .*, on held-out samples in .*: make a report"):
+    with pytest.raises(ValueError, match=r"evaluated on held-out samples in .*, on test samples in .*: make a report"):
         compare_runs(find_runs([tuned, tmp_path / "x"]))
 
 
