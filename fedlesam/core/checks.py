@@ -104,7 +104,7 @@ LOWER = "lower the learning rate or rho, or clip at a smaller norm"
 
 
 class NotFinite(ArithmeticError):
-    """A client's numbers have exploded; says how and whose, so that it can be left out or the run can stop."""
+    """A client's numbers have exploded; says how and whose, so that it can be dropped or the run can stop."""
 
     def __init__(self, what: str, round: int, client: int, remedy: str = LOWER) -> None:
         super().__init__(f"round {round}, client {client}: {what}; {remedy}")

@@ -127,7 +127,6 @@ class MappedStep:
         self.model, self.local = model, local
         self.names, self.shapes, self.sizes = model.names, model.shapes, model.sizes
         self.fixed: Fixed | None = None
-        self._eager = self._step
         self._fast: Callable[..., Tensor] | None = torch.compile(self._step) if compile else None
 
     def __call__(self, rows: Rows, x: Tensor, y: Tensor, number: int, noise: Tensor | None) -> Tensor:
@@ -153,7 +152,7 @@ class MappedStep:
                 log.warning("the step cannot be compiled here, it runs uncompiled: %s", str(error).splitlines()[0])
                 self._fast = None
         try:
-            return self._eager(*arguments)
+            return self._step(*arguments)
         except RuntimeError as error:
             raise self._refusal(error) from error
 

@@ -70,7 +70,7 @@ class FailurePolicy:
 
     @property
     def drops(self) -> bool:
-        """Whether clients that fail are left out of the round."""
+        """Whether clients that fail are dropped from the round."""
         return self.on_error == "drop"
 
 

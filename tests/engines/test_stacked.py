@@ -1,5 +1,8 @@
 """The stacked engine against the plain one: the same numbers to rounding, for every method."""
 
+import shutil
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -188,3 +191,33 @@ def test_an_error_says_the_same_in_both_engines(engine: str) -> None:
     fed = federate(model(), [Holey(i) for i in range(3)], "fedavg", engine=engine)
     with pytest.raises(fl.NotFinite, match=r"client 1: .*x of sample 3 is not finite; mend the sample"):
         fed.round()
+
+
+COMPILED = """
+import torch
+from fedlesam import Execution, Federation, LocalTraining
+torch.manual_seed(0)
+clients = [(torch.randn(8, 6), torch.randint(3, (8,))) for _ in range(4)]
+model = torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.Tanh(), torch.nn.Linear(5, 3))
+def train(method, compile):
+    local = LocalTraining(epochs=2, batch_size=4, clip=0.5)
+    fed = Federation(model, clients, method, local, execution=Execution(engine="stacked", compile=compile, threads=1))
+    for _ in fed.run(3):
+        pass
+    return fed.weights
+for method in ("fedsam", "fedlesam-s"):
+    torch.testing.assert_close(train(method, True), train(method, False), rtol=1e-4, atol=1e-5)
+from torch._dynamo.utils import counters
+print("graphs", counters["stats"]["unique_graphs"])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
+def test_a_compiled_step_is_close_and_compiled_once() -> None:
+    """The learning rate changes every round and the step's number in every step: neither may compile anew."""
+    done = subprocess.run([sys.executable, "-c", COMPILED], capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    assert "runs uncompiled" not in done.stderr
+    graphs = int(done.stdout.split()[-1])
+    assert graphs <= 4, "one a method, and one more where the first round has no perturbation yet"
