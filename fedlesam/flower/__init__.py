@@ -1,15 +1,10 @@
 """The methods of this project on Flower: a strategy for its ServerApp, and a ClientApp. Needs `fedlesam[flower]`."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fedlesam.core.lazy import lazy
 
-if TYPE_CHECKING:
-    from fedlesam.flower.client import client_app as client_app
-    from fedlesam.flower.strategy import Strategy as Strategy
-
-__all__ = ["Strategy", "client_app"]
-_get, __dir__ = lazy(__name__, {"Strategy": "strategy", "client_app": "client"})
+_get, __dir__, __all__ = lazy(__name__, __file__)
 
 
 def __getattr__(name: str) -> Any:
