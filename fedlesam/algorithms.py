@@ -7,7 +7,7 @@ from typing import Any, Literal
 from fedlesam.core.names import imported, unknown
 from fedlesam.core.slots import Algorithm as Algorithm
 from fedlesam.core.slots import Average, NoPerturbation
-from fedlesam.rules.controls import RandomRoundAscent, RandomStepAscent, ReleasedAscent
+from fedlesam.rules.controls import RandomRoundAscent, RandomStepAscent, ReleasedAscent, ShuffledAscent
 from fedlesam.rules.correction import ClientMomentum, ControlVariates, DynamicRegulariser, Proximal
 from fedlesam.rules.perturbation import CorrectedAscent, GlobalAscent, LocalAscent, PreviousStepAscent
 from fedlesam.rules.server import Adam, Dynamic
@@ -119,6 +119,14 @@ def random_step(rho: float = 0.1, lr_g: float = 1.0) -> Algorithm:
     return Algorithm(RandomStepAscent(rho), server=Average(lr_g))
 
 
+def shuffled_s(rho: float = 0.1, lr_g: float = 1.0, pool: int = 10) -> Algorithm:
+    return Algorithm(ShuffledAscent(rho, pool), ControlVariates(), Average(lr_g))
+
+
+def scaffold_damped(scale: float = 0.1, lr_g: float = 1.0) -> Algorithm:
+    return Algorithm(correction=ControlVariates(scale), server=Average(lr_g))
+
+
 PAPER = (
     fedavg,
     fedadam,
@@ -137,8 +145,17 @@ PAPER = (
 
 OTHERS = (fedprox, fedlesam_m, freesam, freesam_s, freesam_d)
 
-CONTROLS = (fedlesam_released, fedlesam_released_s, fedlesam_released_d, random_round, random_step)
-"""What FedLESAM has to be compared with: the perturbation its authors released, and directions that know nothing."""
+CONTROLS = (
+    fedlesam_released,
+    fedlesam_released_s,
+    fedlesam_released_d,
+    random_round,
+    random_step,
+    shuffled_s,
+    scaffold_damped,
+)
+"""What FedLESAM has to be compared with: the perturbation its authors released, directions that know nothing, and the
+weaker correction that was released with FedLESAM-S."""
 
 CATALOGUE: dict[str, Callable[..., Algorithm]] = {
     make.__name__.replace("_", "-"): make for make in (*PAPER, *OTHERS, *CONTROLS)

@@ -15,7 +15,7 @@ from fedlesam.core.slots import (
     Step,
 )
 from fedlesam.core.vectors import ASCENT_EPS, ascent_
-from fedlesam.rules.controls import RandomRoundAscent, RandomStepAscent, ReleasedAscent
+from fedlesam.rules.controls import RandomRoundAscent, RandomStepAscent, ReleasedAscent, ShuffledAscent
 from fedlesam.rules.correction import ClientMomentum, ControlVariates, DynamicRegulariser, Proximal
 from fedlesam.rules.perturbation import Ascent, CorrectedAscent, GlobalAscent, LocalAscent, PreviousStepAscent
 from fedlesam.rules.server import Adam, Dynamic
@@ -45,6 +45,7 @@ __all__ = [
     "ReleasedAscent",
     "RoundResult",
     "ServerRule",
+    "ShuffledAscent",
     "State",
     "Step",
     "ascent_",

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from fedlesam.core.checks import param
 from fedlesam.core.slots import RoundResult, State, Step, TensorSpec
 from fedlesam.core.vectors import ascent_
 from fedlesam.rules.perturbation import Ascent
@@ -57,3 +58,30 @@ class RandomStepAscent(Ascent):
     def ascend(self, gradient: Tensor, step: Step) -> Tensor:
         assert step.noise is not None
         return ascent_(step.noise, self.rho)
+
+
+@dataclass(frozen=True)
+class ShuffledAscent(Ascent):
+    """A placebo: e = rho * (w_a - w_b) / norm(w_a - w_b) with two earlier global models, a before b before now.
+
+    Each client draws one pair in every round, uniformly from the models of the last `pool` rounds, which the server
+    sends: a difference such as FedLESAM's, with the same spectrum, but of another client and another time. Before the
+    first round the pool holds the initial model `pool` times; of two equal models e = 0.
+    """
+
+    draws = True
+    pool: int = param(10, at_least=2, whole=True)
+
+    def initial(self, anchor: Tensor) -> State:
+        return {f"old{k}": anchor for k in range(self.pool)}
+
+    def round_perturbation(self, anchor: Tensor, client_state: State, server_state: State) -> Tensor | None:
+        pair = torch.randperm(self.pool, device=anchor.device)[:2].sort().values
+        models = torch.stack([server_state[f"old{k}"] for k in range(self.pool)])
+        later, earlier = models.index_select(0, pair).unbind()
+        back: Tensor = earlier - later
+        norm = back.norm()
+        return back.mul_(torch.where(norm > 0, self.rho / norm, 0.0))
+
+    def aggregate(self, server_state: State, result: RoundResult) -> State:
+        return {"old0": result.anchor} | {f"old{k}": server_state[f"old{k - 1}"] for k in range(1, self.pool)}

@@ -33,6 +33,8 @@ SLOTS_AND_COSTS = {
     "fedlesam-released-d": ("ReleasedAscent", "DynamicRegulariser", "Dynamic", 1, 2, 1, 2),
     "random-round": ("RandomRoundAscent", "-", "Average", 1, 1, 1, 1),
     "random-step": ("RandomStepAscent", "-", "Average", 1, 1, 1, 1),
+    "shuffled-s": ("ShuffledAscent", "ControlVariates", "Average", 1, 12, 2, 2),
+    "scaffold-damped": ("-", "ControlVariates", "Average", 1, 2, 2, 2),
 }
 
 

@@ -27,7 +27,7 @@ from fedlesam.flower.client_sums import summing_slots
 pytestmark = pytest.mark.extras
 
 SUMMING = ["scaffold", "fedgamma", "fedlesam-s", "freesam-s", "feddyn", "fedsmoo", "fedlesam-d", "freesam-d"]
-SUMMING += ["fedlesam-released-s", "fedlesam-released-d"]
+SUMMING += ["fedlesam-released-s", "fedlesam-released-d", "shuffled-s", "scaffold-damped"]
 
 
 def test_which_methods_have_sums_over_clients() -> None:

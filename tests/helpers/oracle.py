@@ -19,7 +19,15 @@ LOCAL_ASCENT = ("fedsam", "mofedsam", "fedgamma")
 GLOBAL_ASCENT = ("fedlesam", "fedlesam-s", "fedlesam-d", "fedlesam-m")
 PREVIOUS_STEP = ("freesam", "freesam-s", "freesam-d")
 RELEASED = ("fedlesam-released", "fedlesam-released-s", "fedlesam-released-d")
-CONTROL_VARIATES = ("scaffold", "fedgamma", "fedlesam-s", "freesam-s", "fedlesam-released-s")
+CONTROL_VARIATES = (
+    "scaffold",
+    "fedgamma",
+    "fedlesam-s",
+    "freesam-s",
+    "fedlesam-released-s",
+    "shuffled-s",
+    "scaffold-damped",
+)
 MOMENTUM = ("fedcm", "mofedsam", "fedlesam-m")
 DYNAMIC = ("feddyn", "fedsmoo", "fedlesam-d", "freesam-d", "fedlesam-released-d")
 
@@ -85,6 +93,8 @@ class Oracle:
         """The global model of one round before."""
         self.c, self.m, self.H, self.s = self.zeros(), self.zeros(), self.zeros(), self.zeros()
         self.a, self.b = self.zeros(), self.zeros()
+        self.past = [self.w] * 10
+        """The global models of the last rounds, the newest first."""
         self.c_i: dict[int, Weights] = {}
         self.h_i: dict[int, Weights] = {}
         self.mu_i: dict[int, Weights] = {}
@@ -152,6 +162,13 @@ class Oracle:
                 e = self.random(derive(self.seed, "step", self.t, i))
             if self.method == "random-step":
                 e = self.random(derive(self.seed, "step", self.t, i) + 1 + taken)
+            if self.method == "shuffled-s":
+                draw_pair = torch.Generator().manual_seed(derive(self.seed, "step", self.t, i))
+                later, earlier = sorted(torch.randperm(10, generator=draw_pair).tolist()[:2])
+                back = {k: self.past[earlier][k] - self.past[later][k] for k in v}
+                length = norm(back)
+                if length > 0:
+                    e = {k: self.rho * back[k] / length for k in v}
             if self.method in PREVIOUS_STEP and before is not None:
                 length = norm(before) + 1e-7
                 e = {k: self.rho * before[k] / length for k in v}
@@ -161,7 +178,7 @@ class Oracle:
             before = g
             if self.clip_scope == "loss":
                 g = self.clip(g)
-            if self.method == "fedlesam-released-s":
+            if self.method in ("fedlesam-released-s", "scaffold-damped"):
                 g = {k: g[k] + 0.1 * (self.c[k] - c_i[k]) for k in v}
             elif self.method in CONTROL_VARIATES:
                 g = {k: g[k] - c_i[k] + self.c[k] for k in v}
@@ -217,7 +234,7 @@ class Oracle:
             length = norm(p) + 1e-7
             self.s = {k: self.rho * p[k] / length for k in w}
 
-        self.last_w = w
+        self.last_w, self.past = w, [w, *self.past[:-1]]
         if self.method == "fedadam":
             self.a = {k: 0.9 * self.a[k] + 0.1 * d[k] for k in w}
             self.b = {k: 0.99 * self.b[k] + 0.01 * d[k] ** 2 for k in w}
@@ -240,6 +257,8 @@ class Oracle:
             known["perturbation.s"] = flat(self.s)
         if self.last_w is not None and (self.method in RELEASED or self.reference == "previous-round"):
             known["perturbation.old"] = flat(self.last_w)
+        if self.method == "shuffled-s":
+            known |= {f"perturbation.old{k}": flat(model) for k, model in enumerate(self.past)}
         if self.method in DYNAMIC:
             known["server.H"] = flat(self.H)
         if self.method == "fedadam":

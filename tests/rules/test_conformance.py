@@ -56,6 +56,8 @@ VALUES = {
     "fedlesam-released-d": (2, 1, 1),
     "random-round": (1, 1, 0),
     "random-step": (1, 1, 0),
+    "shuffled-s": (12, 2, 1),
+    "scaffold-damped": (2, 2, 1),
 }
 """Models sent down, sent up and remembered by a client, besides the one it trains."""
 
@@ -75,7 +77,7 @@ def test_the_defaults_of_the_paper() -> None:
         name: 0.01
         if name in ("fedsam", "fedlesam", "fedlesam-released")
         else 0.1
-        if "sam" in name or "random" in name or name in ("fedgamma", "fedsmoo")
+        if "sam" in name or "random" in name or "shuffled" in name or name in ("fedgamma", "fedsmoo")
         else None
         for name in CATALOGUE
     }

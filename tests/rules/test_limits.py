@@ -34,6 +34,7 @@ WITHOUT_RHO: dict[str, str | Algorithm] = {
     "fedlesam-released-d": "feddyn",
     "random-round": "fedavg",
     "random-step": "fedavg",
+    "shuffled-s": "scaffold",
 }
 
 

@@ -8,7 +8,14 @@ from fedlesam.algorithms import Algorithm
 from fedlesam.core.slots import TensorSpec
 from fedlesam.federation import Federation
 from fedlesam.probes.estimate import constant_perturbations
-from fedlesam.rules import ControlVariates, GlobalAscent, RandomRoundAscent, RandomStepAscent, ReleasedAscent
+from fedlesam.rules import (
+    ControlVariates,
+    GlobalAscent,
+    RandomRoundAscent,
+    RandomStepAscent,
+    ReleasedAscent,
+    ShuffledAscent,
+)
 
 
 def test_the_released_perturbation_by_hand() -> None:
@@ -81,6 +88,24 @@ def test_what_others_draw_does_not_matter(rule: RandomRoundAscent | RandomStepAs
         assert torch.equal(torch.get_rng_state(), before)
     assert_same_bits(*ends)
     assert not torch.equal(play(federation(Algorithm(rule), seed=8), SCHEDULE[:3]).weights, ends[0]["weights"])
+
+
+def test_a_difference_of_two_earlier_models() -> None:
+    """After four rounds of a pool of three: w_1 - w_2, w_1 - w_3 or w_2 - w_3, each drawn by some client."""
+    fed = federation(Algorithm(ShuffledAscent(0.4, pool=3)))
+    assert float(perturbations(fed, 1)[0].norm()) == 0, "the pool has one model yet"
+    models = []
+    for active in SCHEDULE[:4]:
+        models.append(fed.weights)
+        fed.round(active)
+    pairs = [(1, 2), (1, 3), (2, 3)]
+    allowed = torch.stack([0.4 * (models[a] - models[b]) / (models[a] - models[b]).norm() for a, b in pairs])
+    drawn = set()
+    for client in range(6):
+        apart = (allowed - perturbations(fed, client)[0]).norm(dim=1)
+        assert float(apart.min()) < 1e-12
+        drawn.add(int(apart.argmin()))
+    assert drawn == {0, 1, 2}
 
 
 def test_the_estimate_looks_at_the_direction_that_will_be_used() -> None:

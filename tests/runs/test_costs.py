@@ -30,6 +30,8 @@ COSTS = {
     "fedlesam-released-d": (1, 2, 1, 2),
     "random-round": (1, 1, 1, 1),
     "random-step": (1, 1, 1, 1),
+    "shuffled-s": (1, 12, 2, 2),  # w, c and the ten models before it down
+    "scaffold-damped": (1, 2, 2, 2),
 }
 
 
