@@ -1,0 +1,117 @@
+"""The family against its independent oracle: both clip scopes, the engines, workers, resume."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from family_oracle import METHODS
+from family_worlds import HYPER, SEED, ends, oracle
+from torch import Tensor, nn
+from worlds import SCHEDULE, federation, mlp, play, training
+
+from fedlesam import algorithms
+from fedlesam.algorithms import CATALOGUE, Algorithm
+from fedlesam.federation import Federation
+from fedlesam.runs.checkpoint import Checkpoints
+
+SCOPES = ("loss", "corrected")
+
+
+def algorithm(method: str, **change: Any) -> Algorithm:
+    if method not in CATALOGUE:
+        pytest.skip(f"{method} is not in the catalogue yet")
+    return algorithms.get(method, **{**HYPER[method], **change})
+
+
+def assert_same(fed: Federation, expected: tuple[Tensor, ...] | list[Tensor], tolerance: float = 1e-10) -> None:
+    """The global model after every round."""
+    for number, (active, w) in enumerate(zip(SCHEDULE, expected, strict=False)):
+        fed.round(active)
+        torch.testing.assert_close(
+            fed.weights.double(), w, atol=tolerance, rtol=0, msg=lambda m, number=number: f"round {number}: {m}"
+        )
+
+
+@pytest.mark.parametrize("scope", SCOPES)
+@pytest.mark.parametrize("method", METHODS)
+def test_double_precision(method: str, scope: str) -> None:
+    assert_same(federation(algorithm(method), local=training(clip_scope=scope)), ends(method, clip_scope=scope))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_single_precision(method: str) -> None:
+    fed = play(federation(algorithm(method), dtype=torch.float32))
+    torch.testing.assert_close(fed.weights.double(), ends(method, clip_scope="loss")[-1], atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("scope", SCOPES)
+@pytest.mark.parametrize("method", METHODS)
+def test_stacked(method: str, scope: str) -> None:
+    fed = federation(algorithm(method), local=training(clip_scope=scope), engine="stacked")
+    assert_same(fed, ends(method, clip_scope=scope))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_momentum(method: str) -> None:
+    fed = federation(algorithm(method), local=training(momentum=0.6))
+    assert_same(fed, ends(method, momentum=0.6)[:4])
+
+
+VARIANTS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("fedspeed", {"alpha": 0.0}),
+    ("fedspeed", {"alpha": 1.0}),
+    ("fedgloss", {"warmup": 5}),
+    ("fedgloss", {"rho": 0.0}),
+    ("fedgloss", {"rho_s": 0.0}),
+    ("fedsol", {"adaptive": False}),
+    ("fedgf", {"window": 30}),
+    ("fedwmsam", {"alpha": 0.3}),
+    ("fedswa", {"floor": 1.0}),
+    ("dp-fedsam", {"clip": 10.0}),
+)
+
+
+@pytest.mark.parametrize("engine", ["plain", "stacked"])
+@pytest.mark.parametrize(("method", "change"), VARIANTS)
+def test_other_values(method: str, change: dict[str, Any], engine: str) -> None:
+    assert_same(federation(algorithm(method, **change), engine=engine), ends(method, **change)[:5])
+
+
+def network() -> nn.Module:
+    """Buffers and masks: what a second pass or a teacher's could spoil."""
+    return nn.Sequential(mlp((5, 6)), nn.BatchNorm1d(6), nn.Dropout(0.3), nn.Tanh(), mlp((6, 3), seed=1)).double()
+
+
+@pytest.mark.parametrize("method", [name for name in METHODS if name != "dp-fedsam"])
+def test_buffers_and_masks(method: str) -> None:
+    """dp-fedsam refuses models whose buffers change."""
+    fed = federation(algorithm(method), model=network())
+    with torch.random.fork_rng(devices=[]):
+        right = oracle(method, model=network(), join_last=True)
+        assert_same(fed, right.play(SCHEDULE[:4]))
+    assert fed.state.buffers.keys() == right.buffers.keys()
+    for name, buffer in right.buffers.items():
+        torch.testing.assert_close(fed.state.buffers[name], buffer, atol=1e-10, rtol=0)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_resume(method: str, tmp_path: Path) -> None:
+    """Through files, in the middle of a window, of a ramp and of what clients keep."""
+    first = play(federation(algorithm(method)), SCHEDULE[:3])
+    Checkpoints(tmp_path).save(first)
+    second = federation(algorithm(method))
+    assert Checkpoints(tmp_path).load(second) == 3
+    play(second, SCHEDULE[3:])
+    torch.testing.assert_close(second.weights, ends(method)[-1], atol=1e-10, rtol=0)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_two_workers(method: str) -> None:
+    with federation(algorithm(method), workers=2, threads=1) as fed:
+        play(fed, SCHEDULE[:4])
+        torch.testing.assert_close(fed.weights, ends(method)[3], atol=1e-10, rtol=0)
+
+
+def test_the_seeds_are_the_same() -> None:
+    assert federation("fedavg").seed == SEED
