@@ -8,19 +8,21 @@ import contextlib
 import hashlib
 import json
 import logging
+import math
 import os
 import shutil
 import time
 import uuid
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 import platformdirs
 
-from fedlesam.data._files import Arrays, Pixels, Source
+from fedlesam.data._files import Arrays, Pixels, Source, files_digest
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +32,11 @@ STALE = 24 * 3600
 """Seconds after which the leftovers of a killed process are deleted."""
 
 _warned: set[str] = set()
+
+Decoded = dict[str, npt.NDArray[Any]]
+Facts = dict[str, Any]
+"""What an entry says of its arrays."""
+IsWhole = Callable[[Decoded, Facts], bool]
 
 
 class Damaged(Exception):
@@ -46,10 +53,13 @@ class Prepared:
     std: tuple[float, ...]
     fingerprint: str
     """Of the samples and the classes, whatever form they were stored in."""
-    source: str
-    """Hash of the source's files."""
     cached: bool
     """Whether it came from the cache, not from the source."""
+
+    @classmethod
+    def of(cls, arrays: Decoded, facts: Facts, cached: bool) -> Self:
+        made = Arrays(**arrays, classes=tuple(facts["classes"]))
+        return cls(made, tuple(facts["mean"]), tuple(facts["std"]), facts["fingerprint"], cached)
 
 
 def cache_dir() -> Path:
@@ -72,17 +82,32 @@ def prepare(source: Source) -> Prepared:
     """
     digest = source.digest()
     folder = entry_folder("data", f"{VERSION}|{source.kind}|{source.form}|{digest}")
+
+    def is_whole(arrays: Decoded, facts: Facts) -> bool:
+        return fingerprint(Prepared.of(arrays, facts, cached=True).arrays) == str(facts["fingerprint"])
+
+    found = open_entry(folder, digest, is_whole)
+    if found is not None:
+        return Prepared.of(*found, cached=True)
+    decoded = source.decode()
+    check_unchanged(source.root, source.files, digest)
+    mean, std = statistics(decoded.train_x)
+    facts = {"mean": mean, "std": std, "fingerprint": fingerprint(decoded), "classes": decoded.classes}
+    arrays = decoded.named()
     try:
-        found = _open(folder, digest)
-        if found is not None:
-            return found
-    except Damaged as problem:
-        log.warning("the cached data in %s is damaged (%s); it is rebuilt from %s", folder, problem, source.root)
-        discard(folder)
-    arrays = source.decode()
-    if source.digest() != digest:
-        raise ValueError(f"{source.root}: its files changed while they were read; wait until they are complete")
-    return _store(folder, Prepared(arrays, *statistics(arrays.train_x), fingerprint(arrays), digest, cached=False))
+        with room(folder, sum(array.nbytes for array in arrays.values())) as beside:
+            for name, array in arrays.items():
+                np.ascontiguousarray(array).tofile(beside / f"{name}.bin")
+            arrays = commit(beside, folder, arrays, {**facts, "source": digest})
+    except (OSError, Damaged) as error:
+        remedy = "set FEDLESAM_CACHE to a folder that can be written"
+        warn_once(f"{cannot_write(folder, error)}; data is kept in memory and decoded anew each time; {remedy}")
+    return Prepared.of(arrays, facts, cached=False)
+
+
+def check_unchanged(root: Path, files: Iterable[Path], digest: str) -> None:
+    if files_digest(root, files) != digest:
+        raise ValueError(f"{root}: its files changed while they were read; wait until they are complete")
 
 
 def fingerprint(arrays: Arrays) -> str:
@@ -114,51 +139,54 @@ def statistics(x: Pixels) -> tuple[tuple[float, ...], tuple[float, ...]]:
     return tuple(mean), tuple(std)
 
 
-def _open(folder: Path, digest: str) -> Prepared | None:
-    """The entry, None if there is none; Damaged if it is not what was written."""
-    entry = read_entry(folder)
-    if entry is None:
+def open_entry(folder: Path, source: str, is_whole: IsWhole) -> tuple[Decoded, Facts] | None:
+    """The arrays of an entry, mapped, and what is known of them; None if there is none. A damaged one is deleted."""
+    try:
+        if (facts := _read(folder)) is None:
+            return None
+        arrays = _mapped(folder, facts)
+        if facts["source"] != source or not is_whole(arrays, facts):
+            raise Damaged("its arrays do not match their checksum")
+        return arrays, facts
+    except Damaged as problem:
+        log.warning("the cached data in %s is damaged (%s); it is rebuilt from its source", folder, problem)
+        discard(folder)
         return None
-    parts = {name: mapped_array(folder / f"{name}.bin", *described) for name, described in entry["arrays"].items()}
-    arrays = Arrays(**parts, classes=tuple(entry["classes"]))
-    if entry["source"] != digest or fingerprint(arrays) != entry["fingerprint"]:
-        raise Damaged("its arrays do not match their checksum")
-    return Prepared(arrays, tuple(entry["mean"]), tuple(entry["std"]), entry["fingerprint"], digest, cached=True)
 
 
-def _store(folder: Path, fresh: Prepared) -> Prepared:
-    """The same arrays, mapped; or as they are where the cache cannot be written."""
-    beside = temporary(folder)
-    arrays = fresh.arrays.named()
-    entry = {name: getattr(fresh, name) for name in ("mean", "std", "fingerprint", "source")}
-    entry |= {"arrays": {name: (a.dtype.str, a.shape) for name, a in arrays.items()}, "classes": fresh.arrays.classes}
+@contextlib.contextmanager
+def room(folder: Path, size: int) -> Iterator[Path]:
+    """A folder for an entry's files, deleted at the end unless `commit` renamed it. OSError if there is no room."""
+    beside = _temporary(folder)
     try:
         beside.mkdir(parents=True)
-        sweep(folder.parent)
-        for name, array in arrays.items():
-            np.ascontiguousarray(array).tofile(beside / f"{name}.bin")
-        write_entry(beside, entry)
-        try:
-            beside.rename(folder)
-        except OSError:
-            if not (folder / "entry").exists():
-                raise
-        mapped = _open(folder, fresh.source)
-        return fresh if mapped is None else replace(fresh, arrays=mapped.arrays)
-    except OSError as error:
-        warn_once(
-            f"cannot write the cache {folder.parent} ({error.strerror or error}); data is kept in memory and decoded "
-            "anew each time; set FEDLESAM_CACHE to a folder that can be written"
-        )
-    except Damaged as problem:
-        warn_once(f"the cache {folder.parent} does not keep what is written to it ({problem}); data is kept in memory")
+        _sweep(folder.parent)
+        free = shutil.disk_usage(beside).free
+        if size > 0.95 * free:
+            raise OSError(f"needs {size / 1e9:.1f} GB, {free / 1e9:.1f} GB are free")
+        yield beside
     finally:
         shutil.rmtree(beside, ignore_errors=True)
-    return fresh
 
 
-def read_entry(folder: Path) -> dict[str, Any] | None:
-    """The description of an entry, None if there is none or it may not be read; Damaged if it is not as written."""
+def commit(beside: Path, folder: Path, arrays: Decoded, facts: Facts) -> Decoded:
+    """Make an entry of the files in `beside`; the same arrays, mapped."""
+    entry = {**facts, "arrays": {name: (array.dtype.str, array.shape) for name, array in arrays.items()}}
+    text = json.dumps(entry)
+    (beside / "entry").write_text(f"{hashlib.sha256(text.encode()).hexdigest()}\n{text}", "utf-8")
+    try:
+        beside.rename(folder)
+    except OSError:  # another process was quicker
+        if not (folder / "entry").exists():
+            raise
+    return _mapped(folder, entry)
+
+
+def cannot_write(folder: Path, error: Exception) -> str:
+    return f"cannot write the cache {folder.parent} ({getattr(error, 'strerror', None) or error})"
+
+
+def _read(folder: Path) -> Facts | None:
     try:
         check, _, text = (folder / "entry").read_text("utf-8").partition("\n")
     except (FileNotFoundError, NotADirectoryError):
@@ -170,39 +198,37 @@ def read_entry(folder: Path) -> dict[str, Any] | None:
         raise Damaged(error) from error
     if hashlib.sha256(text.encode()).hexdigest() != check:
         raise Damaged("its description does not match its checksum")
-    entry: dict[str, Any] = json.loads(text)
-    return entry
+    entry: Facts = json.loads(text)
+    return {"arrays": {"pixels": ("|u1", entry["shape"])}} | entry if "shape" in entry else entry  # earlier versions
 
 
-def write_entry(folder: Path, entry: dict[str, Any]) -> None:
-    text = json.dumps(entry)
-    (folder / "entry").write_text(f"{hashlib.sha256(text.encode()).hexdigest()}\n{text}", "utf-8")
-
-
-def mapped_array(path: Path, dtype: str, shape: list[int]) -> npt.NDArray[Any]:
+def _mapped(folder: Path, facts: Facts) -> Decoded:
     """Copy on write: what a user changes in memory never reaches the file."""
-    size = int(np.prod(shape)) * np.dtype(dtype).itemsize
-    try:
-        if path.stat().st_size != size:
-            raise Damaged(f"{path.name} has {path.stat().st_size:,} bytes instead of {size:,}")
-        return np.memmap(path, dtype, mode="c", shape=tuple(shape))
-    except OSError as error:
-        raise Damaged(f"{path.name}: {error.strerror}") from error
+    arrays: Decoded = {}
+    for name, (dtype, shape) in facts["arrays"].items():
+        path, size = folder / f"{name}.bin", math.prod(shape) * np.dtype(dtype).itemsize
+        try:
+            if path.stat().st_size != size:
+                raise Damaged(f"{path.name} has {path.stat().st_size:,} bytes instead of {size:,}")
+            arrays[name] = np.memmap(path, dtype, mode="c", shape=tuple(shape))
+        except OSError as error:
+            raise Damaged(f"{path.name}: {error.strerror}") from error
+    return arrays
 
 
-def temporary(folder: Path) -> Path:
+def _temporary(folder: Path) -> Path:
     return folder.with_name(f".{folder.name}.{uuid.uuid4().hex}")
 
 
 def discard(folder: Path) -> None:
     """Renamed first, so that no other process reads half of it."""
-    aside = temporary(folder)
+    aside = _temporary(folder)
     with contextlib.suppress(OSError):
         folder.rename(aside)
         shutil.rmtree(aside, ignore_errors=True)
 
 
-def sweep(parent: Path) -> None:
+def _sweep(parent: Path) -> None:
     """Delete what killed processes left behind."""
     for path in parent.glob(".*"):
         with contextlib.suppress(OSError):

@@ -97,7 +97,7 @@ def test_moved_image_is_another_source(tmp_path: Path) -> None:
 def test_source_that_changes_while_it_is_read(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_binary(tmp_path, MADE, packed=False)
     path = tmp_path / "cifar-10-batches-bin" / "test_batch.bin"
-    monkeypatch.setattr(module, "_open", lambda *_: path.write_bytes(path.read_bytes() * 2) and None)
+    monkeypatch.setattr(module, "open_entry", lambda *_: path.write_bytes(path.read_bytes() * 2) and None)
     with pytest.raises(ValueError, match="changed while they were read"):
         load("cifar10", tmp_path)
     assert not list(cache.iterdir())

@@ -1,6 +1,9 @@
 """Pictures of any size become one array, whatever the number of threads, and the cache is never in the way."""
 
+import hashlib
+import json
 import logging
+import shutil
 import threading
 import time
 from collections import namedtuple
@@ -178,7 +181,18 @@ def test_a_damaged_cache_is_rebuilt(
     else:
         (entry / file).write_bytes({"flip": data, "cut": data[:-1], "grow": data + b"x"}[damage])
     assert shades(load(f"domains:{tmp_path},size=12")) == expected(3, 2, 4)
-    assert ("are damaged" in caplog.text) == ((file, damage) != ("entry", "remove"))
+    assert ("is damaged" in caplog.text) == ((file, damage) != ("entry", "remove"))
+
+
+def test_an_entry_of_an_earlier_version_is_used(tmp_path: Path, cache: Path) -> None:
+    """It named the shape of the pixels alone."""
+    write_domains(tmp_path)
+    load_pictures(tmp_path, files(tmp_path), SIDE)
+    (entry,) = (cache / "pictures").glob("*/entry")
+    facts = json.loads(entry.read_text().partition("\n")[2])
+    text = json.dumps({**{k: v for k, v in facts.items() if k != "arrays"}, "shape": facts["arrays"]["pixels"][1]})
+    entry.write_text(f"{hashlib.sha256(text.encode()).hexdigest()}\n{text}")
+    assert load_pictures(tmp_path, files(tmp_path), SIDE).cached
 
 
 def test_a_cache_that_cannot_be_written(
@@ -194,7 +208,7 @@ def test_a_cache_that_cannot_be_written(
 def test_no_room_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_domains(tmp_path)
     free = namedtuple("free", "free")(100)
-    monkeypatch.setattr(module.shutil, "disk_usage", lambda _: free)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: free)
     monkeypatch.setattr(module.os, "sysconf", lambda _: 50)
     with pytest.raises(ValueError, match=r"cannot write the cache .* too much for .* of RAM: .* limit= or size="):
         load(f"domains:{tmp_path},size=12")
