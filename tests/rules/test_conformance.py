@@ -91,7 +91,7 @@ def test_the_defaults_of_the_paper() -> None:
 @every_method
 def test_repr_is_the_method(method: str) -> None:
     algorithm = CATALOGUE[method]()
-    rooms = {**vars(rules), "Algorithm": fedlesam.Algorithm}
+    rooms = {name: getattr(rules, name) for name in rules.__all__} | {"Algorithm": fedlesam.Algorithm}
     assert eval(repr(algorithm), rooms) == algorithm
     assert hash(algorithm) == hash(CATALOGUE[method]())
     assert algorithms.get(method) == algorithm
