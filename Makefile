@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 LOWEST := .venv-lowest
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help demo test test-extras test-lowest test-slow torture check format bench bench-peers clean
+.PHONY: help demo test test-extras test-lowest test-slow torture check format docs docs-serve release-check bench bench-peers clean
 .DEFAULT_GOAL := help
 
 help:
@@ -18,6 +18,9 @@ help:
 	@echo "                and damage 100,000 files, each of which must be refused or restored to the bit"
 	@echo "make check   lint and types only"
 	@echo "make format  rewrite the code in the house style"
+	@echo "make docs    the documentation as a site, in site/: open site/index.html"
+	@echo "make docs-serve  the same with search, at http://127.0.0.1:8000 until Ctrl-C"
+	@echo "make release-check  build wheel and sdist, and try both away from the repository"
 	@echo "make bench   speed and memory against the bare PyTorch loop (about 40 minutes on an idle machine)"
 	@echo "make bench-peers  the same work in Flower, pfl-research and others (installs them, about half an hour)"
 
@@ -71,6 +74,19 @@ format: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+$(VENV)/.installed-docs: $(VENV)/.installed-dev
+	$(INSTALL) --editable '.[dev,docs]'
+	touch $@
+
+docs: $(VENV)/.installed-docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet --clean
+
+docs-serve: docs
+	$(BIN)/python -m http.server --directory site --bind 127.0.0.1 8000
+
+release-check: $(VENV)/.installed-dev
+	tests/release.sh $(BIN)
+
 bench: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/startup.py
 	$(BIN)/python benchmarks/methods.py
@@ -86,4 +102,4 @@ bench-peers: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/peers/run.py
 
 clean:
-	rm -rf $(VENV) $(LOWEST)
+	rm -rf $(VENV) $(LOWEST) site dist

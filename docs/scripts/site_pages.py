@@ -1,0 +1,117 @@
+"""Pages of the site that are not files of docs/: the README and its like, and the API reference from the docstrings.
+
+MkDocs calls the functions named `on_...`. A link that leaves docs/ leads to the page made here, else to the repository.
+"""
+
+import posixpath
+import re
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import griffe
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = {
+    "README.md": "index.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "CHANGELOG.md": "changelog.md",
+    "SECURITY.md": "security.md",
+    "CODE_OF_CONDUCT.md": "code-of-conduct.md",
+    "reproduction/README.md": "reproduction.md",
+    "examples/flower-cifar/README.md": "example-flower-cifar.md",
+}
+"""Documents outside docs/, and the pages they become."""
+
+ROOMS = {
+    "fedlesam": "",
+    "algorithms": "algorithms",
+    "rules": "rules",
+    "data": "data",
+    "models": "models",
+    "probes": "probes",
+    "runs": "runs",
+    "flower": "flower",
+}
+"""Pages of the API reference, and the modules they describe."""
+
+LINK = re.compile(r"(\]\()([^)\s#]+)(#[^)\s]*)?(\))")
+
+
+def repository() -> str:
+    """The address under which the files of the repository can be read."""
+    urls: dict[str, str] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["urls"]
+    return urls["Source"]
+
+
+def relinked(text: str, home: str, page: str) -> str:
+    """A document's text with links that are right on its page.
+
+    Args:
+        text: of the document.
+        home: the folder of the document in the repository.
+        page: the page's place on the site.
+    """
+
+    def link(found: re.Match[str]) -> str:
+        start, path, anchor, end = found.groups()
+        if re.match(r"[a-z]+:", path):
+            return found[0]
+        target = posixpath.normpath(posixpath.join(home, path))
+        if target in PAGES:
+            target = PAGES[target]
+        elif target.startswith("docs/") and (ROOT / target).is_file():
+            target = target.removeprefix("docs/")
+        else:
+            return f"{start}{repository()}/blob/main/{target}{anchor or ''}{end}"
+        return f"{start}{posixpath.relpath(target, posixpath.dirname(page) or '.')}{anchor or ''}{end}"
+
+    return LINK.sub(link, text)
+
+
+def public_names(module: griffe.Module) -> Iterator[str]:
+    """Where the public names of a module are defined: what it imports from the package, or else defines itself."""
+    for name, member in module.members.items():
+        if name.startswith("_") or name == "lazy":
+            continue
+        if member.is_alias:
+            if str(member.target_path).startswith("fedlesam.") and not member.final_target.is_module:
+                yield member.final_target.path
+        elif not member.is_module:
+            yield member.path
+        elif module.imports.get(name) == f"{member.path}.{name}":  # a function hides the module it is defined in
+            yield f"{member.path}.{name}"
+
+
+def reference(package: griffe.Module, room: str) -> str:
+    """The reference page of one module."""
+    module = package[ROOMS[room]] if ROOMS[room] else package
+    blocks = [f"::: {path}" for path in dict.fromkeys(public_names(module))]
+    docstring = module.docstring.value if module.docstring else ""
+    lead, _, example = docstring.partition("\n\n")
+    fenced = f"\n```python\n{example.strip()}\n```\n" if example else ""
+    return "\n\n".join([f"# {module.path}", lead, fenced, *blocks])
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the pages that are not files of docs/."""
+    for document, page in PAGES.items():
+        if (ROOT / document).exists():
+            text = (ROOT / document).read_text(encoding="utf-8")
+            content = relinked(text, posixpath.dirname(document), page)
+            files.append(File.generated(config, page, content=content))
+    package: Any = griffe.load("fedlesam", search_paths=[ROOT], resolve_aliases=True)
+    for room in ROOMS:
+        files.append(File.generated(config, f"api/{room}.md", content=reference(package, room)))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Set right the links of a page that leave docs/."""
+    if page.file.generated_by is not None:
+        return markdown
+    place = page.file.src_uri
+    return relinked(markdown, posixpath.dirname(f"docs/{place}"), place)
