@@ -37,6 +37,7 @@ def pages() -> ModuleType:
     return module
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the packages that fedlesam.flower imports
 def test_the_reference_has_every_public_name(site: Path, pages: ModuleType) -> None:
     for room, path in pages.ROOMS.items():
         module = importlib.import_module(f"fedlesam.{path}".rstrip("."))
