@@ -30,7 +30,7 @@ try report c --out page.html --figures figures --tables tables
 try run --algorithm fedlesam --rounds 2 --model mlp --out x
 try probe x --probe hessian:samples=100
 try list algorithms
-for command in run compare report probe tune data deploy; do try "$command" --help; done
+for command in run compare report probe tune data deploy split cost runs list; do try "$command" --help; done
 
 echo "the sdist: every file of the repository, and its tests"
 cd "$folder"

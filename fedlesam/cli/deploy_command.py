@@ -12,14 +12,14 @@ COLOURS = {"ok": "green", "note": "cyan", "missing": "yellow", "insecure": "red"
 
 @click.group("deploy", short_help="look at a Flower deployment")
 def command() -> None:
-    """The same methods on real machines, with Flower (docs/deploy.md)."""
+    """The same methods on real machines, with Flower."""
 
 
 @command.command(
     "check",
     cls=GroupedCommand,
     short_help="say what is insecure or missing",
-    examples=("fedlesam deploy check examples/flower-cifar", "fedlesam deploy check my-app --superlink production"),
+    examples=("fedlesam deploy check my-app", "fedlesam deploy check my-app --superlink production"),
 )
 @click.argument("app", type=click.Path(path_type=Path, file_okay=False, exists=True))
 @click.option("--superlink", metavar="NAME", help="a connection of Flower's config.toml  [its default]")

@@ -17,6 +17,7 @@ from fedlesam.core.names import unknown
 PRIVATE = b"PRIVATE KEY-----"
 SOON = datetime.timedelta(days=30)
 PATIENCE = 5.0
+GUIDE = "https://github.com/fedlesam/fedlesam/blob/main/docs/deploy.md"
 LOCAL = ":local:"
 """The address of the SuperLink that flwr itself starts, for its simulation."""
 
@@ -188,7 +189,7 @@ def check_connection(connection: Connection) -> Iterator[Finding]:
     """
     if connection.insecure:
         where = "fine on one machine only" if connection.local else "models and code travel in the clear"
-        text = f"{connection.name}: insecure = true, no TLS: {where}; see docs/deploy.md for certificates"
+        text = f"{connection.name}: insecure = true, no TLS: {where}; certificates: {GUIDE}"
         yield connection.exposed(text)
     elif connection.root_certificates is None:
         yield note(f"{connection.name}: no root-certificates; the SuperLink's must be signed by a public one")
@@ -265,5 +266,5 @@ def _check_access(connection: Connection) -> Iterator[Finding]:
     yield (ok if online else missing)(f"{online} SuperNodes are connected")
     yield connection.exposed(
         "whoever reaches this port can start runs and register SuperNodes: Flower asks for no account; let only "
-        "your own machine reach /v1/control (firewall or proxy, docs/deploy.md)"
+        f"your own machine reach /v1/control (firewall or proxy: {GUIDE})"
     )
