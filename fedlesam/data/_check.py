@@ -10,8 +10,7 @@ from fedlesam.data._files import file_digest, files_digest, plain_bytes
 from fedlesam.data._load import from_listed, from_source, source_of
 from fedlesam.data.catalogue import EMBEDDED, OFFICIAL, Official, is_domains, is_own, load, parse_domains
 from fedlesam.data.dataset import DataSet
-from fedlesam.data.formats import domains
-from fedlesam.data.formats.find import alternatives
+from fedlesam.data.formats import domains, find
 
 SHOWN = 8
 """Files and classes in the text; the fields have them all."""
@@ -98,7 +97,7 @@ def check(name: str, data_dir: Path | None = None) -> Check:
         data = from_listed(name, listed, request.size)
         return _report(data, listed.form, listed.files, files_digest(listed.root, listed.files), ())
     source = source_of(name, data_dir)
-    others = alternatives(OFFICIAL[name], data_dir)[1:] if name in OFFICIAL else []
+    others = find.find(OFFICIAL[name], data_dir)[1:] if name in OFFICIAL else []
     where = tuple(f"{other.form} in {other.root}" for other in others)
     return _report(from_source(name, source), source.form, source.files, source.digest(), where)
 

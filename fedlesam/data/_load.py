@@ -48,7 +48,7 @@ def source_of(name: str, data_dir: Path | None) -> Source:
         return folders.source(Path(name.removeprefix("folder:")).expanduser())
     if name not in OFFICIAL:
         raise unknown("data", name, NAMES)
-    return find.find(OFFICIAL[name], data_dir)
+    return find.find(OFFICIAL[name], data_dir)[0]
 
 
 def from_source(name: str, source: Source) -> DataSet:

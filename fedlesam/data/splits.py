@@ -1,16 +1,13 @@
 """Divide training samples over clients by the text a user types, e.g. `dirichlet:0.1,repeat`; splits as files."""
 
 import csv
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 
-from fedlesam.core import seeds
+from fedlesam.core import seeds, state
 from fedlesam.core.names import imported, is_path, one_line, unknown
 from fedlesam.data import _schemes
 from fedlesam.data._schemes import Indices
@@ -168,11 +165,7 @@ def save_split(split: Split, data: DataSet, path: Path) -> None:
     counts = split.class_counts(data.train.y.numpy(), len(data.classes))
     arrays = {"sizes": split.sizes, "indices": np.concatenate(split.clients), "class_counts": counts}
     arrays |= {} if split.test is None else {"test": split.test}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(path.name + ".part")
-    tensors = {name: torch.from_numpy(array.astype(np.int64)) for name, array in arrays.items()}
-    save_file(tensors, beside, metadata={"split": json.dumps(metadata)})
-    beside.replace(path)
+    state.save(path, {name: torch.from_numpy(array.astype(np.int64)) for name, array in arrays.items()}, split=metadata)
 
 
 def load_split(path: Path, data: DataSet) -> Split:
@@ -187,11 +180,10 @@ def load_split(path: Path, data: DataSet) -> Split:
     """
     where = f"split file:{path}"
     try:
-        with safe_open(path, framework="np") as file:
-            metadata = json.loads((file.metadata() or {}).get("split", "null"))
-            sizes, indices = (file.get_tensor(name) for name in ("sizes", "indices"))
-            test: Indices | None = file.get_tensor("test") if "test" in file.keys() else None  # noqa: SIM118
-    except (OSError, SafetensorError, ValueError, TypeError, RecursionError) as error:
+        tensors, header = state.load(path)
+        found = {name: tensor.numpy().copy() for name, tensor in tensors.items()}
+        sizes, indices, test, metadata = found["sizes"], found["indices"], found.get("test"), header.get("split")
+    except state.UNREADABLE as error:
         reason = f"cannot be read as a saved split: {error}; make one with `fedlesam split`"
         raise ValueError(one_line(f"{where}: {reason}")) from error
     arrays = [sizes, indices] if test is None else [sizes, indices, test]

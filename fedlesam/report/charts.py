@@ -144,17 +144,14 @@ def probe_curves(comparison: Comparison) -> list[Chart]:
     found: dict[tuple[str, str], list[Series]] = defaultdict(list)
     measured: dict[str, list[Reading]] = defaultdict(list)
     for i, group in enumerate(comparison.groups):
-        curves: dict[tuple[str, str], list[dict[int, float]]] = defaultdict(list)
-        for run in group.runs:
-            mine: dict[tuple[str, str], dict[int, float]] = defaultdict(dict)
+        curves: dict[tuple[str, str], dict[int, dict[int, float]]] = defaultdict(lambda: defaultdict(dict))
+        for seed, run in enumerate(group.runs):
             for one in (one for probe in run.probes for one in run.series(probe)):
                 measured[one.probe].append(one)
                 for name, value in one.values.items():
-                    mine[one.probe, name][one.round] = value
-            for key, curve in mine.items():
-                curves[key].append(curve)
-        for key, many in curves.items():
-            if mean := _mean(i, many):
+                    curves[one.probe, name][seed][one.round] = value
+        for key, by_seed in curves.items():
+            if mean := _mean(i, list(by_seed.values())):
                 found[key].append(mean)
     families = Counter((probe, _family(name)) for probe, name in found)
     charts = []

@@ -23,15 +23,6 @@ from fedlesam.runs.evaluated import HELD_OUT
 DIGITS = 5
 """Significant digits of a number in a chart: more cannot be seen, and would double the file."""
 
-PROBES = {
-    "sharpness": "How much the loss can rise within a radius around the global model, and around the clients' own.",
-    "drift": "How far the clients' perturbations point away from the global one: 0 alike, 1 opposite.",
-    "hessian": "The curvature of the global loss.",
-    "estimate": "How well FedLESAM's estimate points along the true global gradient.",
-}
-
-SEEDS = "Lines are means over seeds, bands the range between the lowest and the highest."
-
 
 def page(comparison: Comparison, charts: list[Chart], tables: list[Table]) -> str:
     """The text of the HTML file.
@@ -55,7 +46,6 @@ def page(comparison: Comparison, charts: list[Chart], tables: list[Table]) -> st
         {"label": g.label, "light": g.look[0], "dark": ON_DARK.get(g.look[0], g.look[0]), "line": g.look[1]}
         for g in comparison.groups
     ]
-    probes = [panel.heading for panel in panels["flatness"]]
     script, plotly = _file("page.js"), files("plotly").joinpath("package_data", "plotly.min.js").read_text("utf-8")
     allowed = " ".join(f"'sha256-{_hash(text)}'" for text in (plotly, script))
     return render(
@@ -64,15 +54,12 @@ def page(comparison: Comparison, charts: list[Chart], tables: list[Table]) -> st
         title=title(comparison),
         subtitle=subtitle(comparison),
         groups={group["label"]: {"number": i, **group} for i, group in enumerate(groups)},
-        notes=comparison.notes,
+        comparison=comparison,
         tables={table.key: table for table in tables},
         panels=panels,
-        curves_caption=SEEDS if any(len(group.runs) > 1 for group in comparison.groups) else "",
-        probes_caption=" ".join(f"{name}: {PROBES[name.lower()]}" for name in probes if name.lower() in PROBES),
         common={name: shown(value) for name, value in comparison.common.items()},
         versions=_versions(comparison),
         commands=[command(run.config) for run in comparison.runs],
-        folders=[run.path for run in comparison.runs],
         data=inline_json({"groups": groups, "panels": [panel.data for panel in in_order], "pool": pool.arrays}),
         plotly=plotly,
         script=script,
@@ -191,7 +178,6 @@ class Panel:
     data: dict[str, Any]
     kind: str = ""
     """Its CSS class."""
-    caption: str = ""
     costs: list[str] = field(default_factory=list)
     """What its curves can be drawn against, other than rounds."""
     number: int = 0
@@ -245,9 +231,7 @@ def _surfaces(comparison: Comparison) -> list[Panel]:
             loss = [[compact(value) for value in row] for row in surface.loss]
             x = [compact(value) for value in surface.x]
             options.append({"group": i, "x": x, "y": x, "loss": loss})
-    caption = "One scale of heights and colours for all methods, the same two directions. Drag one to rotate all."
-    data = {"kind": "surfaces", "options": options}
-    return [Panel("Around the final model", data, caption=caption)] if options else []
+    return [Panel("Around the final model", {"kind": "surfaces", "options": options})] if options else []
 
 
 def _splits(comparison: Comparison) -> list[Panel]:

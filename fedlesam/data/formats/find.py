@@ -29,33 +29,25 @@ def _forms(known: Official, places: list[Path]) -> Iterator[Source]:
         yield from sorted(found, key=lambda source: source.form.startswith("python"))
 
 
-def find(known: Official, data_dir: Path | None) -> Source:
-    """The preferred complete form, or a ValueError that lists what was searched where."""
+def find(known: Official, data_dir: Path | None) -> list[Source]:
+    """Every complete form, the preferred one first, or a ValueError that lists what was searched where."""
     places = _roots(known, data_dir)
-    partial: Source | None = None
-    for source in _forms(known, places):
-        if not source.missing:
-            return source
-        partial = partial or source
+    found: list[Source] = []
+    try:
+        for source in _forms(known, places):
+            found.append(source)
+    except ValueError:
+        if all(source.missing for source in found):  # else another form is there
+            raise
+    if complete := [source for source in found if not source.missing]:
+        return complete
     hint = fetch_hint(known.name, data_dir if data_dir is not None else DEFAULT_DIR)
-    if partial is not None:
+    for partial in found:
         names = ", ".join(map(str, partial.missing[:5])) + (", ..." if len(partial.missing) > 5 else "")
         raise ValueError(f"{known.name}: the {partial.form} in {partial.root} is incomplete: missing {names}; {hint}")
     raise ValueError(
         f"{known.name}: not found in {', '.join(map(str, places))} (looked for {_looked_for(known)}); {hint}"
     )
-
-
-def alternatives(known: Official, data_dir: Path | None) -> list[Source]:
-    """Every complete form that is there, the one that `find` takes first."""
-    found: list[Source] = []
-    try:
-        for source in _forms(known, _roots(known, data_dir)):
-            found += [] if source.missing else [source]
-    except ValueError:
-        if not found:
-            raise
-    return found
 
 
 def _looked_for(known: Official) -> str:
