@@ -6,10 +6,11 @@ from pathlib import Path
 
 from fedlesam import algorithms
 from fedlesam.runs import costs
-from fedlesam.runs.stats import PairedDifferences, holm, paired
+from fedlesam.runs.stats import PairedDifferences, paired
 from reproduction import plots
 from reproduction.findings import MEASURES, Findings
 from reproduction.result_table import Block, Cell, ResultTable
+from reproduction.significance import detectable, holm, p_value
 from reproduction.studies import ARMS, Study
 
 RULES = (
@@ -101,11 +102,11 @@ def judged(title: str, claims: Sequence[Claim], found: Findings, with_cost: bool
     """Claims about arms that were left out, or have fewer than two seeds in common, are not part of the family."""
     favours = {claim: claim.favour(found) for claim in claims}
     family = {claim: favour for claim, favour in favours.items() if len(favour.values) > 1}
-    ps = {claim: favour.p_value() for claim, favour in family.items()}
+    ps = {claim: p_value(favour) for claim, favour in family.items()}
     rows: dict[str, tuple[Cell, ...]] = {}
     for (claim, favour), corrected in zip(family.items(), holm(list(ps.values())), strict=True):
         low, high = favour.interval()
-        figures = (favour.mean, low, high, ps[claim], corrected, favour.detectable())
+        figures = (favour.mean, low, high, ps[claim], corrected, detectable(favour))
         ending = (Cell(str(len(favour.values))), Cell(verdict(favour.mean, corrected)))
         rows[claim.text] = (*map(Cell, figures), *ending)
     if with_cost:
@@ -149,7 +150,7 @@ def at_chosen(found: Findings) -> Block:
             continue
         held = found.validation(arm, rho) if rho is not None else None
         over = paired(found.of(arm), found.of(base))
-        gain = (over.mean, *over.interval(), over.detectable()) if len(over.values) > 1 else ("-",) * 4
+        gain = (over.mean, *over.interval(), detectable(over)) if len(over.values) > 1 else ("-",) * 4
         rows[arm] = (
             Cell("-" if rho is None else f"{rho:g}"),
             Cell(held.mean, held.spread) if held else Cell("-"),

@@ -1,90 +1,106 @@
-"""A process that trains one run after another for the sweep that started it: JSON lines in, JSON lines out.
+"""A process that trains one run after another for the sweep that started it.
 
 Importing PyTorch once for many runs is what makes small runs cheap.
 """
 
-import json
 import os
 import queue
 import signal
 import sys
 import threading
+import time
+from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 from fedlesam.data.dataset import DataSet
 from fedlesam.engines.signals import Interrupted
 from fedlesam.federation import Record
 from fedlesam.runs import config as configs
+from fedlesam.runs import lock
 from fedlesam.runs.build import load_data
+from fedlesam.runs.config import RunConfig
+from fedlesam.runs.runner import execute
+
+PATIENCE = 60.0
+"""Seconds to wait for a run that another process holds: of a sweep that was killed, it is about to end."""
+
+Tasks = queue.SimpleQueue[tuple[RunConfig, Path] | None]
+"""Settings and folder of each run; None is the end."""
 
 
-class Output:
-    """Messages to the sweep. Standard output is redirected, so that a stray print does not become a message."""
-
-    def __init__(self) -> None:
-        self.out = os.fdopen(os.dup(1), "w", encoding="utf-8")
-        os.dup2(2, 1)
-
-    def send(self, **message: Any) -> None:
-        """If the pipe is closed, the sweep was killed: stop with a checkpoint."""
-        try:
-            self.out.write(json.dumps(message) + "\n")
-            self.out.flush()
-        except OSError:
-            raise Interrupted(signal.SIGTERM) from None
-
-
-def read_tasks(tasks: "queue.SimpleQueue[dict[str, Any] | None]") -> None:
-    """At the end of the input the sweep has ended; the run under way is stopped.
+def read_tasks(connection: Connection, tasks: Tasks) -> None:
+    """When the connection closes the sweep has ended; the run under way is stopped.
 
     Args:
-        tasks: Where they go; None is the end.
+        connection: To the sweep.
+        tasks: Where they go.
     """
-    for line in sys.stdin:
-        tasks.put(json.loads(line))
-    tasks.put(None)
-    os.kill(os.getpid(), signal.SIGTERM)
+    try:
+        while True:
+            tasks.put(connection.recv())
+    except (EOFError, OSError):
+        tasks.put(None)
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
-def work(tasks: "queue.SimpleQueue[dict[str, Any] | None]", output: Output) -> None:
+def work(tasks: Tasks, connection: Connection) -> None:
     """Train the runs of the queue, and say how each goes, until there are no more.
 
     Args:
-        tasks: Where they come from; None is the end.
-        output: Where messages go.
+        tasks: Where they come from.
+        connection: To the sweep.
     """
-    from pathlib import Path
 
-    from fedlesam.runs.runner import execute
-
-    held: tuple[tuple[object, ...], DataSet] | None = None
-    while (task := tasks.get()) is not None:
-        config = configs.RunConfig(**task["config"])
-
-        def watch(record: Record) -> None:
-            output.send(round=record.round + 1, accuracy=record.test_accuracy)
-
+    def send(what: str, **more: Any) -> None:
         try:
-            if held is None or held[0] != configs.data_settings(config):
-                held = (configs.data_settings(config), load_data(config))
-            execute(config, Path(task["folder"]), watch=watch, data=held[1])
+            connection.send({"what": what, **more})
+        except OSError:  # the sweep was killed: stop with a checkpoint
+            raise Interrupted(signal.SIGTERM) from None
+
+    def watch(record: Record) -> None:
+        send("round", round=record.round + 1)
+
+    data: DataSet | None = None
+    loaded: tuple[object, ...] = ()
+    while (task := tasks.get()) is not None:
+        config, folder = task
+        wait_until_free(folder)
+        try:
+            if data is None or loaded != configs.data_settings(config):
+                data, loaded = load_data(config), configs.data_settings(config)
+            execute(config, folder, watch=watch, data=data)
         except KeyboardInterrupt:
-            output.send(end="interrupted")
+            send("interrupted", why="was interrupted; the same command resumes it")
             return
         except Exception as error:
-            output.send(end="failed", why=f"{error}" or type(error).__name__)
+            send("failed", why=f"{error}" or type(error).__name__)
         else:
-            output.send(end="finished")
+            send("finished")
 
 
-def main() -> None:
-    """What the process does."""
+def wait_until_free(folder: Path) -> None:
+    """Wait for the process that holds a run folder, but not for ever.
+
+    Args:
+        folder: A run folder.
+    """
+    end = time.monotonic() + PATIENCE
+    while lock.holder(folder) is not None and time.monotonic() < end:
+        time.sleep(0.1)
+
+
+def main(handle: int) -> None:
+    """What the process does.
+
+    Args:
+        handle: The open file of its connection to the sweep.
+    """
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    output = Output()
-    tasks: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
-    threading.Thread(target=read_tasks, args=(tasks,), daemon=True).start()
-    work(tasks, output)
+    connection, tasks = Connection(handle), Tasks()
+    threading.Thread(target=read_tasks, args=(connection, tasks), daemon=True).start()
+    work(tasks, connection)
 
 
 if __name__ == "__main__":
-    main()
+    main(int(sys.argv[1]))

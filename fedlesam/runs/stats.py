@@ -4,17 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import sqrt
 from statistics import fmean, stdev
-from typing import Any
 
-import numpy as np
 from scipy import stats
 
 LEVEL = 0.95
-POWER = 0.8
-RESAMPLES = 2**16
-"""Of the permutation test, which is exact for up to 16 pairs: it then tries all 2^n sign flips."""
-DIGITS = 12
-"""Sums that agree to so many digits are equal: they differ by rounding errors alone."""
 
 
 @dataclass(frozen=True)
@@ -52,43 +45,9 @@ class PairedDifferences:
         Args:
             level: The confidence.
         """
-        half = self._quantile((1 + level) / 2) * self._standard_error
+        count = len(self.values)
+        half = float(stats.t.ppf((1 + level) / 2, count - 1)) * stdev(self.values) / sqrt(count)
         return self.mean - half, self.mean + half
-
-    def p_value(self) -> float:
-        """Two-sided, of the sign-flip permutation test; from a fixed seed where not all flips are tried."""
-        scale = sum(map(abs, self.values))
-        if not scale:
-            return 1.0
-
-        def total(values: Any, axis: int = -1) -> Any:
-            return np.round(np.sum(values, axis=axis) / scale, DIGITS)
-
-        found = stats.permutation_test(
-            (np.array(self.values),),
-            total,
-            permutation_type="samples",
-            vectorized=True,
-            n_resamples=RESAMPLES,
-            random_state=np.random.default_rng(0),
-        )
-        return float(found.pvalue)
-
-    def detectable(self, level: float = LEVEL, power: float = POWER) -> float:
-        """The smallest true difference that a paired t-test on so many seeds finds with this probability.
-
-        Args:
-            level: The confidence.
-            power: With which it is found.
-        """
-        return (self._quantile((1 + level) / 2) + self._quantile(power)) * self._standard_error
-
-    @property
-    def _standard_error(self) -> float:
-        return stdev(self.values) / sqrt(len(self.values))
-
-    def _quantile(self, probability: float) -> float:
-        return float(stats.t.ppf(probability, len(self.values) - 1))
 
 
 def paired(left: Mapping[int, float], right: Mapping[int, float]) -> PairedDifferences:
@@ -99,16 +58,3 @@ def paired(left: Mapping[int, float], right: Mapping[int, float]) -> PairedDiffe
         right: Values by seed.
     """
     return PairedDifferences(tuple(left[seed] - right[seed] for seed in sorted(left.keys() & right.keys())))
-
-
-def holm(p_values: Sequence[float]) -> list[float]:
-    """Holm's correction over a family: the k-th smallest of m times m - k + 1, never below the one before.
-
-    Args:
-        p_values: Those of the family.
-    """
-    found, floor = [0.0] * len(p_values), 0.0
-    for rank, i in enumerate(sorted(range(len(p_values)), key=lambda i: p_values[i])):
-        floor = max(floor, min(1.0, p_values[i] * (len(p_values) - rank)))
-        found[i] = floor
-    return found

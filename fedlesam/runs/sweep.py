@@ -2,15 +2,15 @@
 
 import contextlib
 import json
+import multiprocessing
 import os
-import selectors
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import IO, Any
 
@@ -24,8 +24,6 @@ from fedlesam.runs.folder import RunFolder
 
 FORM = 1
 """Of the folder. Another one is refused, and so is one of another version of the package: its numbers may be others."""
-PATIENCE = 60.0
-"""Seconds to wait for a run that another process holds: of a sweep that was killed, it is about to end."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +43,6 @@ class Event:
     what: str
     """round, finished or failed"""
     round: int = 0
-    accuracy: float | None = None
     why: str = ""
 
 
@@ -164,21 +161,22 @@ class Job:
     """One process of `fedlesam.runs.job`, in a session of its own: Ctrl-C reaches it only through the sweep.
 
     Args:
-        log: Where what they print goes.
+        log: Where what it prints goes.
     """
 
     def __init__(self, log: IO[str]) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "fedlesam.runs.job"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            start_new_session=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
+        self.connection, other_end = multiprocessing.Pipe()
+        with other_end:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "fedlesam.runs.job", str(other_end.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=[other_end.fileno()],
+                start_new_session=True,
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+            )
         self.task: Task | None = None
-        self.rest = b""
-        """The beginning of a line that is not complete yet."""
 
     def assign(self, task: Task) -> None:
         """Give the process a run to train.
@@ -186,26 +184,14 @@ class Job:
         Args:
             task: A run of the sweep.
         """
-        assert self.process.stdin is not None
         self.task = task
-        with contextlib.suppress(OSError):  # it died: the reader will see that
-            message = {"config": configs.as_table(task.config), "folder": str(task.folder)}
-            self.process.stdin.write(json.dumps(message).encode() + b"\n")
-            self.process.stdin.flush()
-
-    def close_input(self) -> None:
-        """The process ends at the end of its input, after a checkpoint."""
-        assert self.process.stdin is not None
-        with contextlib.suppress(OSError):
-            self.process.stdin.close()
+        with contextlib.suppress(OSError):  # it died: whoever receives from it will see that
+            self.connection.send((task.config, task.folder))
 
     def close(self) -> int:
-        """Its exit code, once it has ended."""
-        self.close_input()
-        code = self.process.wait()
-        assert self.process.stdout is not None
-        self.process.stdout.close()
-        return code
+        """Its exit code, once it has ended: without a connection it makes a checkpoint and ends."""
+        self.connection.close()
+        return self.process.wait()
 
 
 class Pool:
@@ -235,7 +221,7 @@ class Pool:
     def close(self) -> None:
         """End all processes: an error in the sweep must not leave any behind."""
         for job in self.jobs:
-            job.close_input()
+            job.connection.close()
         for job in self.jobs:
             job.close()
 
@@ -245,68 +231,38 @@ class Pool:
         Args:
             tasks: The runs.
         """
-        todo, waiting = list(tasks), {task.folder: time.monotonic() for task in tasks}
-        with selectors.DefaultSelector() as selector:
-            while (todo and not self.stopped) or any(job.task for job in self.jobs):
-                idle = [job for job in self.jobs if job.task is None and job.process.poll() is None]
-                while todo and not self.stopped and (idle or len(self.jobs) < self.size):
-                    task = self._next(todo)
-                    if task is None:
-                        break
-                    if why := self._why_held(task):
-                        if time.monotonic() - waiting[task.folder] < PATIENCE:
-                            break
-                        todo.remove(task)
-                        yield Event(task, "failed", why=why)
-                        continue
-                    todo.remove(task)
-                    job = idle.pop() if idle else self._spawn(selector)
-                    job.assign(task)
-                for key, _ in selector.select(timeout=0.5):
-                    yield from self._read(key.data, selector)
+        todo = list(tasks)
+        while (todo and not self.stopped) or any(job.task for job in self.jobs):
+            while todo and not self.stopped and (job := self._idle()) is not None:
+                job.assign(todo.pop(0))
+            ready = wait([job.connection for job in self.jobs], timeout=0.5)
+            for job in [job for job in self.jobs if job.connection in ready]:
+                yield from self._receive(job)
 
-    def _next(self, todo: list[Task]) -> Task | None:
-        """The first that no other process holds; if all are held, the first."""
-        return next((task for task in todo if not self._why_held(task)), todo[0] if todo else None)
+    def _idle(self) -> Job | None:
+        """A process without a run; a new one while there are fewer than `size`."""
+        idle = next((job for job in self.jobs if job.task is None and job.process.poll() is None), None)
+        if idle is None and len(self.jobs) < self.size:
+            idle = Job(self.log)
+            self.jobs.append(idle)
+            if self.stopped:
+                idle.process.send_signal(signal.SIGTERM)
+        return idle
 
-    def _why_held(self, task: Task) -> str:
-        holder = lock.holder(task.folder)
-        return "" if holder is None else f"{task.folder}: is in use by process {holder.get('pid', '?')}"
-
-    def _spawn(self, selector: selectors.BaseSelector) -> Job:
-        job = Job(self.log)
-        assert job.process.stdout is not None
-        self.jobs.append(job)
-        selector.register(job.process.stdout, selectors.EVENT_READ, job)
-        if self.stopped:
-            job.process.send_signal(signal.SIGTERM)
-        return job
-
-    def _read(self, job: Job, selector: selectors.BaseSelector) -> Iterator[Event]:
-        """The messages of a job; no buffered reading, which would keep lines from the selector."""
-        out = job.process.stdout
-        assert out is not None
-        received = os.read(out.fileno(), 65536)
-        if not received:
-            selector.unregister(out)
+    def _receive(self, job: Job) -> Iterator[Event]:
+        task = job.task
+        try:
+            message = job.connection.recv()
+        except (EOFError, OSError):
             self.jobs.remove(job)
-            yield from self._exited(job)
-            return
-        *lines, job.rest = (job.rest + received).split(b"\n")
-        for line in lines:
-            message, task = json.loads(line), job.task
-            assert task is not None
-            if "round" in message:
-                yield Event(task, "round", message["round"], message["accuracy"])
-                continue
-            job.task = None
-            if message["end"] != "interrupted":
-                yield Event(task, message["end"], why=message.get("why", ""))
-            elif not self.stopped:  # by somebody else's signal to this process alone
-                yield Event(task, "failed", why="was interrupted; the same command resumes it")
-
-    def _exited(self, job: Job) -> Iterator[Event]:
-        code, task, job.task = job.close(), job.task, None
-        if task is not None and not self.stopped:
+            code = job.close()
             how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-            yield Event(task, "failed", why=f"its process ended with {how}; see log.txt")
+            message = {"what": "interrupted", "why": f"its process ended with {how}; see log.txt"}
+        if message["what"] != "round":
+            job.task = None
+        if message["what"] == "interrupted":  # by somebody else's signal to this process alone, or by the sweep
+            message["what"] = "failed"
+            if self.stopped:
+                return
+        if task is not None:
+            yield Event(task, **message)
