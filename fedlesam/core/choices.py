@@ -1,9 +1,11 @@
-"""The choices of settings: signatures, flags, completion, files and messages derive from these types.
+"""The choices and ranges of settings: signatures, flags, completion, files and messages derive from these.
 
 Imports no PyTorch.
 """
 
 from typing import Literal
+
+from fedlesam.core.checks import Range
 
 ClipScope = Literal["loss", "corrected"]
 """What is clipped: the loss gradient, or the gradient with its correction."""
@@ -17,3 +19,12 @@ Engine = Literal["plain", "stacked"]
 """How the clients of a round are computed."""
 StoreKind = Literal["shared", "pinned"]
 """Where clients' memories are with several workers."""
+
+RANGES: dict[str, Range] = {
+    "batch_size": {"at_least": 1, "whole": True},
+    "dropout": {"at_least": 0, "at_most": 1},
+    "workers": {"at_least": 1, "whole": True},
+    "threads": {"at_least": 1, "at_most": 1024, "whole": True},  # beyond it their own memory ends the process
+    "memory": {"at_least": 0, "whole": True},
+}
+"""Of the numbers that the library's objects and the settings of a run both have."""

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from fedlesam.core import seeds
 from fedlesam.core.batches import Augment
 from fedlesam.core.checks import check_count, check_params, param
-from fedlesam.core.choices import ClipScope
+from fedlesam.core.choices import RANGES, ClipScope
 from fedlesam.core.flat_model import Loss
 from fedlesam.core.slots import Algorithm
 
@@ -26,7 +26,7 @@ class LocalTraining:
     """Per round: lr * lr_decay ** round. None takes the method's own."""
     epochs: Epochs = 5
     """A number, a range to draw from for each client and round, or a function of (round, client)."""
-    batch_size: int = param(50, at_least=1, whole=True)
+    batch_size: int = param(50, **RANGES["batch_size"])
     weight_decay: float = param(1e-3, at_least=0)
     clip: float | None = param(10.0, above=0)
     """The largest gradient norm of a step; None never clips."""

@@ -7,11 +7,8 @@ from pathlib import Path
 import torch
 
 from fedlesam.core.checks import check_params, param
-from fedlesam.core.choices import Engine, OnError, Precision, StoreKind
+from fedlesam.core.choices import RANGES, Engine, OnError, Precision, StoreKind
 from fedlesam.engines.watch import LOST_AFTER, check_lost_after
-
-MOST_THREADS = 1024
-"""Beyond it the threads' own memory ends the process."""
 
 
 @dataclass(frozen=True)
@@ -34,14 +31,14 @@ class Execution:
         lost_after: seconds of silence after which another process counts as lost; 0 waits for ever.
     """
 
-    workers: int = param(1, at_least=1, whole=True)
-    threads: int | None = param(None, at_least=1, at_most=MOST_THREADS, whole=True)
+    workers: int = param(1, **RANGES["workers"])
+    threads: int | None = param(None, **RANGES["threads"])
     engine: Engine = "plain"
     precision: Precision = "fp32"
     compile: bool = False
     device: str | None = None
     store: StoreKind = "shared"
-    memory: int | None = param(None, at_least=0, whole=True)
+    memory: int | None = param(None, **RANGES["memory"])
     folder: Path | None = None
     lost_after: float = LOST_AFTER
 
@@ -62,7 +59,7 @@ class FailurePolicy:
     """
 
     on_error: OnError = "drop"
-    dropout: float = param(0.0, at_least=0, at_most=1)
+    dropout: float = param(0.0, **RANGES["dropout"])
     max_update_norm: float | None = param(None, above=0)
 
     def __post_init__(self) -> None:

@@ -11,24 +11,25 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import Any
 
+from fedlesam.core import choices
 from fedlesam.core.checks import Range, check_params, check_range
 from fedlesam.core.choices import ClipScope, Engine, OnError, Precision, StoreKind, Weighting
 from fedlesam.core.names import one_line, unknown
 from fedlesam.data.catalogue import is_domains
 from fedlesam.runs import kinds
-from fedlesam.runs.kinds import KINDS, Option, Value, active_clients, number, option, seconds_of, switch
+from fedlesam.runs.kinds import KINDS, Option, Value, active_clients, number, option, option_of, seconds_of, switch
 
 WHAT, LOCAL, METHOD, RUN = "What to train", "Local training", "The method's hyper-parameters", "The run"
 MACHINE = "The machine"
 
 HYPER: dict[str, Option] = {
-    "rho": Option(METHOD, number, "norm of the perturbation"),
-    "alpha": Option(METHOD, number, "share of the local gradient (fedcm, mofedsam, fedlesam-m)"),
-    "lam": Option(METHOD, number, "dynamic regulariser (feddyn, fedsmoo, fedlesam-d, freesam-d)"),
-    "prox": Option(METHOD, number, "proximal pull (fedprox)"),
-    "lr_g": Option(METHOD, number, "global learning rate of the server rule"),
+    "rho": Option(METHOD, "norm of the perturbation"),
+    "alpha": Option(METHOD, "share of the local gradient (fedcm, mofedsam, fedlesam-m)"),
+    "lam": Option(METHOD, "dynamic regulariser (feddyn, fedsmoo, fedlesam-d, freesam-d)"),
+    "prox": Option(METHOD, "proximal pull (fedprox)"),
+    "lr_g": Option(METHOD, "global learning rate of the server rule"),
 }
 """The hyper-parameters with a flag of their own; `--set name=value` reaches the others."""
 
@@ -37,94 +38,72 @@ HYPER: dict[str, Option] = {
 class RunConfig:
     """The settings of one run. `resolve` settles what is None, from the data set, the method and the machine."""
 
-    algorithm: str = option("fedlesam", WHAT, str, "a method of `fedlesam list algorithms`, or module:callable")
-    data: str = option("digits", WHAT, str, "a data set of `fedlesam list data`, folder:PATH or module:callable")
-    data_dir: str | None = option(None, WHAT, str, "where the data set's files are", "DIR")
-    samples: int | None = option(None, WHAT, int, "train on this many samples, always the same ones", "N", at_least=1)
+    algorithm: str = option("fedlesam", WHAT, "a method of `fedlesam list algorithms`, or module:callable")
+    data: str = option("digits", WHAT, "a data set of `fedlesam list data`, folder:PATH or module:callable")
+    data_dir: str | None = option(None, WHAT, "where the data set's files are", metavar="DIR")
+    samples: int | None = option(None, WHAT, "train on this many samples, always the same ones")
     held_out: int | float | None = option(
-        None, WHAT, active_clients, "evaluate on training samples held out, not on the test data: 5000 or 10%", "PART"
+        None, WHAT, "evaluate on training samples held out, not on the test data: 5000 or 10%", active_clients, "PART"
     )
-    model: str = option("mlp", WHAT, str, "a network of `fedlesam list models`, or module:callable")
-    split: str = option("dirichlet:0.1", WHAT, str, "how samples are divided, see `fedlesam list splits`")
-    clients: int | None = option(
-        None, WHAT, int, "number of clients (default: 40 on digits, else 100)", "N", at_least=1
-    )
-    active: int | float = option(0.1, WHAT, active_clients, "clients per round: 10 is a count, 0.1 or 10% a share", "K")
-    rounds: int = option(100, WHAT, int, "communication rounds", "T", at_least=1)
-    lr: float = option(0.1, LOCAL, number, "local learning rate")
-    lr_decay: float | None = option(None, LOCAL, number, "its factor per round (default: the method's own)")
+    model: str = option("mlp", WHAT, "a network of `fedlesam list models`, or module:callable")
+    split: str = option("dirichlet:0.1", WHAT, "how samples are divided, see `fedlesam list splits`")
+    clients: int | None = option(None, WHAT, "number of clients (default: 40 on digits, else 100)")
+    active: int | float = option(0.1, WHAT, "clients per round: 10 is a count, 0.1 or 10% a share", active_clients, "K")
+    rounds: int = option(100, WHAT, "communication rounds", metavar="T")
+    lr: float = option(0.1, LOCAL, "local learning rate")
+    lr_decay: float | None = option(None, LOCAL, "its factor per round (default: the method's own)")
     epochs: int | str | None = option(
-        None, LOCAL, kinds.epoch_range, "local epochs, or a range 1-5 (default: 5; cifar100: 2)"
+        None, LOCAL, "local epochs, or a range 1-5 (default: 5; cifar100: 2)", kinds.epoch_range
     )
     batch_size: int | None = option(
-        None, LOCAL, int, "samples per step (default: 50; digits: 10, cifar100: 20, domains: 32)", at_least=1
+        None, LOCAL, "samples per step (default: 50; digits: 10, cifar100: 20, domains: 32)"
     )
-    weight_decay: float = option(1e-3, LOCAL, number, "pull of the weights to zero")
-    clip: float = option(10.0, LOCAL, number, "largest gradient norm; 0 never clips")
+    weight_decay: float = option(1e-3, LOCAL, "pull of the weights to zero")
+    clip: float = option(10.0, LOCAL, "largest gradient norm; 0 never clips")
     clip_scope: ClipScope = option(
-        "loss", LOCAL, str, "what is clipped: loss (the gradient) or corrected (with the correction)"
+        "loss", LOCAL, "what is clipped: loss (the gradient) or corrected (with the correction)"
     )
-    momentum: float = option(0.0, LOCAL, number, "heavy-ball momentum inside a round")
-    augment: bool = option(True, LOCAL, switch, "the data set's augmentation, where it has one")
+    momentum: float = option(0.0, LOCAL, "heavy-ball momentum inside a round")
+    augment: bool = option(True, LOCAL, "the data set's augmentation, where it has one")
     hyper: Mapping[str, Value] = field(default_factory=dict)
-    weighting: Weighting = option("clients", RUN, str, "average over clients, or by their examples")
-    evaluate_every: int = option(
-        1, RUN, int, "rounds between two evaluations; the last round is always evaluated", at_least=1
-    )
-    per_client: bool = option(False, RUN, switch, "also the accuracy on every client's own mixture of classes")
-    dropout: float = option(
-        0.0, RUN, number, "probability that an active client never answers", "P", at_least=0, at_most=1
-    )
-    max_update_norm: float = option(0.0, RUN, number, "drop updates with a larger norm; 0 never does", "NORM")
+    weighting: Weighting = option("clients", RUN, "average over clients, or by their examples")
+    evaluate_every: int = option(1, RUN, "rounds between two evaluations; the last round is always evaluated")
+    per_client: bool = option(False, RUN, "also the accuracy on every client's own mixture of classes")
+    dropout: float = option(0.0, RUN, "probability that an active client never answers", metavar="P")
+    max_update_norm: float = option(0.0, RUN, "drop updates with a larger norm; 0 never does", metavar="NORM")
     on_client_error: OnError = option(
-        "drop", RUN, str, "a client that raises or whose numbers explode: drop it from the round, or stop"
+        "drop", RUN, "a client that raises or whose numbers explode: drop it from the round, or stop"
     )
-    seed: int = option(0, RUN, int, "the same seed and threads give the same bits", at_least=0)
-    precision: Precision = option("fp32", RUN, str, "fp32, or bf16 for forward passes under autocast")
-    engine: Engine = option(
-        "plain", RUN, str, "plain, or stacked: clients of a small model as one computation, one worker"
-    )
-    compile: bool = option(False, RUN, switch, "torch.compile the model; with --engine stacked the whole step")
+    seed: int = option(0, RUN, "the same seed and threads give the same bits")
+    precision: Precision = option("fp32", RUN, "fp32, or bf16 for forward passes under autocast")
+    engine: Engine = option("plain", RUN, "plain, or stacked: clients of a small model as one computation, one worker")
+    compile: bool = option(False, RUN, "torch.compile the model; with --engine stacked the whole step")
     threads: int | None = option(
-        None,
-        RUN,
-        int,
-        "CPU threads per worker (default: PyTorch's choice, 1 with several workers; kept on repeats)",
-        at_least=1,
+        None, RUN, "CPU threads per worker (default: PyTorch's choice, 1 with several workers; kept on repeats)"
     )
-    workers: int = option(
-        1, MACHINE, int, "processes that train clients side by side; the results do not change", at_least=1
-    )
-    memory: int = option(
-        4 * 10**9, MACHINE, kinds.byte_size, "clients' memory kept in RAM, the rest in files", "SIZE", at_least=0
-    )
-    store: StoreKind = option(
-        "shared", MACHINE, str, "memory with several workers: shared (in files) or pinned (to a worker)"
-    )
+    workers: int = option(1, MACHINE, "processes that train clients side by side; the results do not change")
+    memory: int = option(4 * 10**9, MACHINE, "clients' memory kept in RAM, the rest in files", kinds.byte_size, "SIZE")
+    store: StoreKind = option("shared", MACHINE, "memory with several workers: shared (files) or pinned (to a worker)")
     probe: str | None = option(
-        None, RUN, str, "measure while training: sharpness, hessian, drift or estimate[:every=N,...]; may be repeated"
+        None, RUN, "measure while training: sharpness, hessian, drift or estimate[:every=N,...]; may be repeated"
     )
     checkpoint_every: int | str = option(
-        "300s", MACHINE, kinds.interval, "rounds (10) or time (300s, 5min) between checkpoints", "EVERY"
+        "300s", MACHINE, "rounds (10) or time (300s, 5min) between checkpoints", kinds.interval, "EVERY"
     )
-    keep: int = option(2, MACHINE, int, "checkpoints kept; an older one replaces a damaged one", "N", at_least=1)
+    keep: int = option(2, MACHINE, "checkpoints kept; an older one replaces a damaged one")
     lost_after: float = option(
-        60.0,
-        MACHINE,
-        number,
-        "end a run when a process of it is stopped or not heard for so long; 0: never",
-        "SECONDS",
-        at_least=0,
+        60.0, MACHINE, "end a run when a process of it is stopped or not heard for so long; 0: never", metavar="SECONDS"
     )
-    device: str = option("auto", MACHINE, str, "auto, cpu, cuda or cuda:i")
+    device: str = option("auto", MACHINE, "auto, cpu, cuda or cuda:i")
 
 
-OPTIONS: dict[str, Option] = {
-    f.name: dataclasses.replace(f.metadata["option"], choices=get_args(f.type) if get_origin(f.type) is Literal else ())
-    for f in dataclasses.fields(RunConfig)
-    if "option" in f.metadata
+OPTIONS: dict[str, Option] = {f.name: option_of(f) for f in dataclasses.fields(RunConfig) if "group" in f.metadata}
+RANGES: dict[str, Range] = {
+    **choices.RANGES,
+    **dict.fromkeys(("samples", "clients", "rounds", "evaluate_every", "keep"), Range(at_least=1, whole=True)),
+    "seed": {"at_least": 0, "whole": True},
+    "lost_after": {"at_least": 0},
 }
-RANGES: dict[str, Range] = {f.name: f.metadata["range"] for f in dataclasses.fields(RunConfig) if "range" in f.metadata}
 
 PROTOCOL: dict[str, dict[str, Value]] = {
     "digits": {"clients": 40, "epochs": 5, "batch_size": 10},
@@ -194,7 +173,9 @@ def check(config: RunConfig) -> None:
         config: Settings of a run.
     """
     check_params(config)
-    check_setting("RunConfig", "checkpoint_every", config.checkpoint_every)
+    for name in OPTIONS:
+        if (value := getattr(config, name)) is not None:
+            check_setting("RunConfig", name, value)
 
 
 def _guess(value: str) -> Value:

@@ -1,10 +1,10 @@
-"""What a setting can be: how its text is read, what it is called in errors, its flag and its range."""
+"""What a setting can be: how its text is read, what it is called in errors, and its flag."""
 
 import math
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import Field, dataclass, field
+from typing import Any, Literal, get_args, get_origin
 
 Value = int | float | str | bool
 
@@ -102,6 +102,8 @@ KINDS: dict[Callable[[str], Value], tuple[str, tuple[type, ...]]] = {
     epoch_range: ("a whole number, or a range such as 1-5", (int, str)),
     interval: ("rounds such as 10, or a time such as 300s, 5min or 1h", (int, str)),
 }
+BY_TYPE: dict[type, Callable[[str], Value]] = {int: int, float: number, bool: switch, str: str}
+"""How the text of a field of this type is read, if the field does not say."""
 
 
 @dataclass(frozen=True)
@@ -109,24 +111,34 @@ class Option:
     """What a field is to a user."""
 
     group: str
-    kind: Callable[[str], Value]
     help: str
+    kind: Callable[[str], Value] = number
     metavar: str = ""
     choices: tuple[str, ...] = ()
     """Those of the field's type, if it is a Literal."""
 
 
 def option(
-    default: Value | None, group: str, kind: Callable[[str], Value], help: str, metavar: str = "", **bounds: float
+    default: Value | None, group: str, help: str, kind: Callable[[str], Value] | None = None, metavar: str = ""
 ) -> Any:
-    """A field of RunConfig with what flags, files and help need of it, and its range.
+    """A field of RunConfig with what flags, files and help need of it.
 
     Args:
         default: None where `resolve` settles it.
         group: Of the help.
-        kind: Parses what a user types.
         help: A line for the help.
+        kind: Parses what a user types; None is that of the field's type.
         metavar: What stands for the value in the help.
     """
-    ranged = {"range": {**bounds, "whole": kind in (int, byte_size)}} if bounds else {}
-    return field(default=default, metadata={"option": Option(group, kind, help, metavar), **ranged})
+    return field(default=default, metadata={"group": group, "help": help, "kind": kind, "metavar": metavar})
+
+
+def option_of(declared: Field[Any]) -> Option:
+    """What a field of `option` is to a user, with what its type says of it.
+
+    Args:
+        declared: The field.
+    """
+    given, literal = dict(declared.metadata), get_origin(declared.type) is Literal
+    kind = given.pop("kind") or BY_TYPE[str if literal else (*get_args(declared.type), declared.type)[0]]
+    return Option(**given, kind=kind, choices=get_args(declared.type) if literal else ())
