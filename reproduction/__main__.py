@@ -1,5 +1,6 @@
 """The command `python -m reproduction`."""
 
+from functools import partial
 from pathlib import Path
 
 import click
@@ -7,7 +8,7 @@ import click
 from fedlesam.cli import main
 from fedlesam.cli.options import OUTPUT, Grouped, GroupedCommand
 from fedlesam.cli.show import Display, print_table
-from fedlesam.cli.sweep_display import print_failed, sweep_display
+from fedlesam.cli.sweep_display import print_failed, watch_sweep
 from fedlesam.core.names import unknown
 from reproduction import claim, plan
 from reproduction.items import ITEMS
@@ -143,8 +144,8 @@ def _print_plan(request: Request) -> None:
 def _reproduce(request: Request, out: Path, display: Display) -> int:
     for text in request.terms():
         display.say(text)
-    with sweep_display(display, out) as shown:
-        outcome = reproduce(request, out, shown.begin, display.say)
+    with display.open(out):
+        outcome = reproduce(request, out, partial(watch_sweep, display), display.say)
     if not display.quiet:
         for table in outcome.tables:
             click.echo(markdown(table))
@@ -160,8 +161,8 @@ def _study(name: str, where: Where, seeds: int | None, jobs: int, dry_run: bool,
         display.say(text)
     if dry_run:
         return 0
-    with sweep_display(display, out) as shown:
-        outcome = claim.run(study, where, out, jobs, shown.begin, display.say)
+    with display.open(out):
+        outcome = claim.run(study, where, out, jobs, partial(watch_sweep, display), display.say)
     if not display.quiet:
         click.echo(markdown(outcome.table))
         click.echo(f"results: {out / 'results'}")

@@ -2,12 +2,10 @@
 
 import dataclasses
 import json
-from pathlib import Path
-from typing import Any
 
 import click
 
-from fedlesam.cli.options import GroupedCommand, build_config, json_option, settings
+from fedlesam.cli.options import GroupedCommand, Settings, json_option, settings
 from fedlesam.runs import config as configs
 
 
@@ -22,12 +20,12 @@ from fedlesam.runs import config as configs
 )
 @settings()
 @json_option
-def command(config_file: Path | None, assignments: tuple[str, ...], as_json: bool, **flags: Any) -> None:
+def command(settings: Settings, as_json: bool) -> None:
     """Predict what a run needs, without running it: RAM, disk, bytes per round, backward passes.
 
     Takes the flags of `fedlesam run`. RAM is without the data set and the activations of a forward pass.
     """
-    config = configs.resolve(build_config(config_file, assignments, flags))
+    config = configs.resolve(settings())
 
     from fedlesam.core.space import size
     from fedlesam.runs import costs

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import click
 
+from fedlesam.cli.options import Output
 from fedlesam.runs.config import RunConfig
 
 METHODS = ["fedavg", "fedsam", "scaffold", "fedlesam", "fedlesam-s"]
@@ -22,4 +23,4 @@ def command(out: Path, rounds: int, overwrite: bool) -> None:
     from fedlesam.cli.compare_command import show_comparison
 
     config = RunConfig(data="digits", model="mlp", split="dirichlet:0.1", clients=40, rounds=rounds, threads=1)
-    show_comparison(config, METHODS, seeds=1, out=out, overwrite=overwrite, quiet=False, as_json=False)
+    show_comparison(lambda: config, METHODS, 1, {}, Output(out, overwrite))

@@ -1,7 +1,9 @@
 """The flags of `run`, `compare` and `split`, made from the table of settings, and help in groups."""
 
+import functools
 import importlib
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,10 @@ NAMED = {
     "split": "fedlesam.data.splits.SCHEMES",
 }
 """Settings that are names, and where those are."""
-TRACKERS = ("tensorboard", "mlflow", "wandb")
+
+
+Settings = Callable[[], RunConfig]
+"""Reads the settings that were given, or refuses them."""
 
 
 class Grouped(click.Option):
@@ -146,18 +151,46 @@ def settings(*, without: Iterable[str] = (), only: Iterable[str] | None = None) 
         flags.append(
             option("--set", "assignments", group=configs.METHOD, multiple=True, metavar="NAME=VALUE", help=help)
         )
-    return together(*flags)
+    return together(*flags, name="settings", make=_settings)
 
 
-def together(*flags: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Several options as one decorator, in their order."""
+def _settings(config_file: Path | None, assignments: tuple[str, ...] = (), **flags: Value | None) -> Settings:
+    return functools.partial(build_config, config_file, assignments, flags)
+
+
+def together(*flags: Callable[[Any], Any], name: str, make: Callable[..., Any]) -> Callable[[Any], Any]:
+    """Several options as one decorator, in their order, and as one argument of the command.
+
+    Args:
+        *flags: The options.
+        name: The argument.
+        make: Makes its value from those of the options.
+    """
 
     def decorate(function: Any) -> Any:
+        before = len(getattr(function, "__click_params__", ()))
+
+        @functools.wraps(function)
+        def command(**values: Any) -> Any:
+            own = {key: values.pop(key) for key in names}
+            return function(**values, **{name: make(**own)})
+
         for flag in reversed(flags):
-            function = flag(function)
-        return function
+            command = flag(command)
+        names = [param.name for param in vars(command)["__click_params__"][before:]]
+        return command
 
     return decorate
+
+
+@dataclass(frozen=True)
+class Output:
+    """Where results go and how much is printed."""
+
+    out: Path | None
+    overwrite: bool = False
+    quiet: bool = False
+    as_json: bool = False
 
 
 output = together(
@@ -165,8 +198,9 @@ output = together(
     option("--overwrite", is_flag=True, help="start again, and replace what that folder holds"),
     quiet_option,
     json_option,
+    name="output",
+    make=Output,
 )
-"""Where results go and how much is printed."""
 
 trackers = together(
     option(
@@ -184,6 +218,8 @@ trackers = together(
         is_flag=True,
         help="to Weights & Biases; WANDB_MODE=offline needs no account (pip install 'fedlesam[wandb]')",
     ),
+    name="trackers",
+    make=dict,
 )
 """Which trackers see the rounds."""
 

@@ -1,12 +1,11 @@
 """fedlesam run"""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import click
 
-from fedlesam.cli.options import TRACKERS, GroupedCommand, build_config, output, settings, trackers
+from fedlesam.cli.options import GroupedCommand, Output, Settings, output, settings, trackers
 from fedlesam.runs.evaluated import evaluated_on
 
 
@@ -24,15 +23,7 @@ from fedlesam.runs.evaluated import evaluated_on
 @settings()
 @trackers
 @output
-def command(
-    config_file: Path | None,
-    assignments: tuple[str, ...],
-    out: Path | None,
-    overwrite: bool,
-    quiet: bool,
-    as_json: bool,
-    **flags: Any,
-) -> None:
+def command(settings: Settings, trackers: dict[str, Any], output: Output) -> None:
     """Train one method and write a run folder.
 
     The folder holds config.toml (every setting, resolved), metrics.jsonl (a line a round), model.safetensors,
@@ -51,25 +42,21 @@ def command(
         run_worker(world)
         return
     with release_workers_on_error(world):
-        openers = wanted(**{name: flags.pop(name) for name in TRACKERS})
-        config, folder = settle(build_config(config_file, assignments, flags), out)
-    display = Display(quiet or as_json)
+        openers = wanted(**trackers)
+        config, folder = settle(settings(), output.out)
+    display = Display(output.quiet or output.as_json)
     for note in notes(config, world):
         display.say(note)
     done = RunFolder(folder).is_finished()
-    with display.open(), watching(openers) as watchers:
+    with display.open(folder), watching(openers) as watchers:
         on = evaluated_on(config)
-        watch = display.watch(config.algorithm, config.rounds, on) if not done or overwrite else None
+        watch = display.watch(config.algorithm, config.rounds, on) if not done or output.overwrite else None
         if openers and watch is not None:
             watch = watchers.watch(config, folder, watch)
-        try:
-            summary = execute(config, folder, overwrite=overwrite, watch=watch, world=world)
-        except KeyboardInterrupt:
-            display.say(f"interrupted: what was done is in {folder}; the same command resumes it")
-            raise
-    if as_json:
+        summary = execute(config, folder, overwrite=output.overwrite, watch=watch, world=world)
+    if output.as_json:
         click.echo(json.dumps({"folder": str(folder), **summary}))
-    elif not quiet:
+    elif not output.quiet:
         if done and watch is None:
             click.echo(f"{folder}: this run is already finished")
         print_accuracy(summary, on)

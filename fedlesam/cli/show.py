@@ -5,6 +5,7 @@ import functools
 import logging
 import time
 from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import click
@@ -47,7 +48,12 @@ class Display:
             self.progress = Progress(*layout, TimeRemainingColumn(compact=True), console=self.console)
 
     @contextlib.contextmanager
-    def open(self) -> Iterator["Display"]:
+    def open(self, out: Path | None = None) -> Iterator["Display"]:
+        """Show progress and warnings.
+
+        Args:
+            out: Where the results go, which is printed on an interrupt.
+        """
         log, handler = logging.getLogger("fedlesam"), LogHandler(self)
         before = log.level
         log.addHandler(handler)
@@ -55,6 +61,10 @@ class Display:
         try:
             with self.progress or contextlib.nullcontext():
                 yield self
+        except KeyboardInterrupt:
+            if out is not None:
+                self.say(f"interrupted: what was done is in {out}; the same command resumes it")
+            raise
         finally:
             log.removeHandler(handler)
             log.setLevel(before)

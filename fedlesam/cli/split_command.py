@@ -2,11 +2,10 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import click
 
-from fedlesam.cli.options import GroupedCommand, build_config, file, json_option, settings
+from fedlesam.cli.options import GroupedCommand, Settings, file, json_option, settings
 from fedlesam.core.names import file_name
 from fedlesam.runs import config as configs
 
@@ -25,16 +24,14 @@ from fedlesam.runs import config as configs
 @file("--save", "where to keep it for --split file:FILE  [splits/NAME.safetensors]")
 @file("--picture", "where to draw samples per class and client, as in the paper's figure 5  [splits/NAME.png]", "PNG")
 @json_option
-def command(config_file: Path | None, save: Path | None, picture: Path | None, as_json: bool, **flags: Any) -> None:
+def command(settings: Settings, save: Path | None, picture: Path | None, as_json: bool) -> None:
     """Divide a data set over clients: print what came out, draw it, save it."""
-    config = build_config(config_file, [], flags)
-
     from fedlesam.cli.show import Display
     from fedlesam.data.splits import make_split, save_split
     from fedlesam.report.pictures import split_heat_map
     from fedlesam.runs.build import load_data
 
-    config = configs.settle_data(config)
+    config = configs.settle_data(settings())
     with Display(quiet=as_json).open():
         data = load_data(config)
     split = make_split(config.split, data, config.clients, config.seed)

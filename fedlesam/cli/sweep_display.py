@@ -1,8 +1,7 @@
-"""One progress display for a queue of runs: how much is done, what is under way, how long it will take."""
+"""One progress bar for a queue of runs: how much is done, what is under way, how long it will take."""
 
-import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -12,51 +11,39 @@ from fedlesam.cli.show import Display, format_duration
 from fedlesam.runs.sweep import Event, Task, Watch
 
 
-@contextlib.contextmanager
-def sweep_display(display: Display, out: Path) -> Iterator["SweepDisplay"]:
-    """The display while a sweep in the folder `out` runs; an interrupt prints where its results are."""
-    try:
-        with display.open():
-            yield SweepDisplay(display)
-    except KeyboardInterrupt:
-        display.say(f"interrupted: what was done is in {out}; the same command resumes it")
-        raise
+def watch_sweep(display: Display, tasks: Sequence[Task]) -> Watch:
+    """A bar of the rounds that are left; returns the function that is called with every event.
 
+    Args:
+        display: An open one.
+        tasks: The runs that are left.
+    """
+    total = sum(task.config.rounds for task in tasks)
+    tick = display.bar("rounds", total)
+    done: dict[Path, int] = {}
+    resumed: dict[Path, int] = {}
+    counts = {"finished": 0, "failed": 0}
+    began = 0.0
 
-class SweepDisplay:
-    """The unit is rounds."""
+    def see(event: Event) -> None:
+        nonlocal began
+        began = began or time.monotonic() - 1e-3  # the first event: starting up says nothing about the speed
+        task, rounds = event.task, event.task.config.rounds
+        done[task.folder] = min(rounds, event.round) if event.what == "round" else rounds
+        resumed.setdefault(task.folder, max(0, done[task.folder] - 1))
+        if event.what != "round":
+            counts[event.what] += 1
+            if event.what == "failed":
+                display.say(f"failed: {task.label}: {event.why}")
+        worked = sum(done.values()) - sum(resumed.values())
+        left = (total - sum(done.values())) * (time.monotonic() - began) / worked if worked else 0.0
+        text = f"{counts['finished']} of {len(tasks)} runs"
+        text += f", {counts['failed']} failed" if counts["failed"] else ""
+        text += f", about {format_duration(left)} left" if left else ""
+        text += f"; {task.label} {event.round}/{rounds}" if event.what == "round" else ""
+        tick(sum(done.values()), total, text)
 
-    def __init__(self, display: Display) -> None:
-        self.display = display
-
-    def begin(self, tasks: Sequence[Task]) -> Watch:
-        """What is left to do; returns the function that is called with every event."""
-        total = sum(task.config.rounds for task in tasks)
-        tick = self.display.bar("rounds", total)
-        done: dict[Path, int] = {}
-        resumed: dict[Path, int] = {}
-        counts = {"finished": 0, "failed": 0}
-        began = 0.0
-
-        def see(event: Event) -> None:
-            nonlocal began
-            began = began or time.monotonic() - 1e-3  # the first event: starting up says nothing about the speed
-            task, rounds = event.task, event.task.config.rounds
-            done[task.folder] = min(rounds, event.round) if event.what == "round" else rounds
-            resumed.setdefault(task.folder, max(0, done[task.folder] - 1))
-            if event.what != "round":
-                counts[event.what] += 1
-                if event.what == "failed":
-                    self.display.say(f"failed: {task.label}: {event.why}")
-            worked = sum(done.values()) - sum(resumed.values())
-            left = (total - sum(done.values())) * (time.monotonic() - began) / worked if worked else 0.0
-            text = f"{counts['finished']} of {len(tasks)} runs"
-            text += f", {counts['failed']} failed" if counts["failed"] else ""
-            text += f", about {format_duration(left)} left" if left else ""
-            text += f"; {task.label} {event.round}/{rounds}" if event.what == "round" else ""
-            tick(sum(done.values()), total, text)
-
-        return see
+    return see
 
 
 def print_failed(failed: dict[str, str]) -> int:

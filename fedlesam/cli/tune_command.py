@@ -1,13 +1,13 @@
 """fedlesam tune"""
 
 import dataclasses
+import functools
 import json
-from pathlib import Path
 from typing import Any
 
 import click
 
-from fedlesam.cli.options import GroupedCommand, build_config, count, option, output, settings
+from fedlesam.cli.options import GroupedCommand, Output, Settings, count, option, output, settings
 from fedlesam.runs import config as configs
 from fedlesam.runs.evaluated import HELD_OUT
 
@@ -38,17 +38,7 @@ SEARCH = "The search"
 @settings(without=["threads"])
 @output
 def command(
-    space: tuple[str, ...],
-    trials: int | None,
-    seeds: int,
-    jobs: int,
-    config_file: Path | None,
-    assignments: tuple[str, ...],
-    out: Path | None,
-    overwrite: bool,
-    quiet: bool,
-    as_json: bool,
-    **flags: Any,
+    space: tuple[str, ...], trials: int | None, seeds: int, jobs: int, settings: Settings, output: Output
 ) -> int:
     """Search any setting or hyper-parameter, judged on training samples that are held out (--held-out, 10 %).
 
@@ -57,37 +47,30 @@ def command(
     training data.
     """
     from fedlesam.cli.show import Display, print_table
-    from fedlesam.cli.sweep_display import print_failed, sweep_display
+    from fedlesam.cli.sweep_display import print_failed, watch_sweep
     from fedlesam.runs import tune as tuning
     from fedlesam.runs.sweep import Sweep
 
-    if overwrite:
+    if output.overwrite:
         raise ValueError("tune does not replace anything: choose another --out, or delete the folder")
-    base = build_config(config_file, assignments, flags)
+    base = settings()
     wanted = tuning.parse_space(space)
     drawn = tuning.Optuna(wanted, trials, base.seed, jobs) if trials else None
     points = tuning.grid(wanted) if drawn is None else []
     for values in points[:1]:
         configs.resolve(configs.update(base, values))  # refuses what the method does not take
-    display = Display(quiet or as_json)
+    display = Display(output.quiet or output.as_json)
     display.say(tuning.budget(base, trials or len(points), seeds))
-    out = out or tuning.default_folder(base, space, trials, seeds)
-    with sweep_display(display, out) as shown, Sweep(out).open() as sweep:
-        found = tuning.tune(
-            base,
-            iter([points]) if drawn is None else drawn.batches(),
-            (lambda _: None) if drawn is None else drawn.tell,
-            sweep,
-            seeds,
-            jobs,
-            shown.begin,
-        )
-        failed = {about["run"]: about["why"] for about in sweep.failed.values()}
+    out = output.out or tuning.default_folder(base, space, trials, seeds)
+    with display.open(out), Sweep(out).open() as sweep:
+        begin = functools.partial(watch_sweep, display)
+        found = tuning.tune(base, drawn or points, sweep, seeds, jobs, begin)
+        failed = {failure["run"]: failure["why"] for failure in sweep.failed.values()}
     best = tuning.write_best(base, found, out)
-    if as_json:
+    if output.as_json:
         lines = [{"values": dict(t.values), "score": t.score and dataclasses.asdict(t.score)} for t in found]
         click.echo(json.dumps({"folder": str(out), "evaluated_on": HELD_OUT, "trials": lines}))
-    elif not quiet:
+    elif not output.quiet:
         rows = [
             [*map(str, t.values.values()), "failed" if t.score is None else f"{t.score.mean:.2f}", _spread(t)]
             for t in found

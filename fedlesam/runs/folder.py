@@ -326,17 +326,25 @@ def find_folders(paths: Iterable[Path]) -> list[RunFolder]:
     """Run folders, and those in folders of run folders (a comparison, a sweep), each once.
 
     Args:
-        paths: Run folders, or folders that hold some.
+        paths: Run folders, or folders that hold some at any depth.
     """
     found: dict[Path, RunFolder] = {}
     for path in paths:
         if not path.is_dir():
             raise ValueError(f"{path}: there is no such folder")
-        places = ("config.toml",) if RunFolder(path).config.exists() else ("*/config.toml", "runs/*/config.toml")
-        inside = sorted(config.parent for place in places for config in path.glob(place))
+        inside = folders_in(path)
         if not inside:
             makers = "`fedlesam run`, `compare` and `tune` make them"
             raise ValueError(f"{path}: is not a run folder, and holds none; {makers}")
         for folder in inside:
-            found.setdefault(folder.resolve(), RunFolder(folder))
+            found.setdefault(folder.path.resolve(), folder)
     return list(found.values())
+
+
+def folders_in(path: Path) -> list[RunFolder]:
+    """Every run folder in a folder, at any depth, in the order of their paths.
+
+    Args:
+        path: A folder, which may be a run folder itself.
+    """
+    return [RunFolder(config.parent) for config in sorted(path.rglob("config.toml"))]

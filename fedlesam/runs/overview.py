@@ -8,7 +8,7 @@ from typing import Any
 
 from fedlesam.core.checks import is_number
 from fedlesam.runs import lock
-from fedlesam.runs.folder import RunFolder
+from fedlesam.runs.folder import RunFolder, folders_in
 from fedlesam.runs.read import read_run
 
 
@@ -40,8 +40,7 @@ def find_runs(folder: Path) -> Iterator[Overview]:
     Args:
         folder: Where to look, at any depth.
     """
-    for config in sorted(folder.rglob("config.toml")):
-        yield read_overview(RunFolder(config.parent))
+    return map(read_overview, folders_in(folder))
 
 
 def read_overview(folder: RunFolder) -> Overview:

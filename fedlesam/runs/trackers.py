@@ -150,7 +150,7 @@ class WeightsAndBiases:
         self.run.finish()
 
 
-def wanted(tensorboard: str | None, mlflow: str | None, wandb: bool) -> dict[str, Open]:
+def wanted(tensorboard: str | None = None, mlflow: str | None = None, wandb: bool = False) -> dict[str, Open]:
     """The trackers asked for, by their flag; one whose package is missing is refused before anything is trained.
 
     Args:

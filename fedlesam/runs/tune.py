@@ -147,32 +147,31 @@ def write_best(base: RunConfig, found: Sequence[Trial], out: Path) -> Path | Non
 
 def tune(
     base: RunConfig,
-    batches: Iterator[list[Mapping[str, Value]]],
-    tell: Callable[[Sequence[Trial]], None],
+    search: "list[Mapping[str, Value]] | Optuna",
     sweep: Sweep,
     seeds: int,
     jobs: int,
     begin: Callable[[Sequence[Task]], Watch],
 ) -> list[Trial]:
-    """Do every batch's trials; best first, those that failed last. What is in the sweep's folder is not done again.
+    """Do every trial; best first, those that failed last. What is in the sweep's folder is not done again.
 
     Args:
         base: Settings of all runs, not resolved.
-        batches: Values of the trials that are done at once.
-        tell: Called with the trials of a batch when they are done.
+        search: The values of every trial, or what draws them.
         sweep: An open one.
         seeds: Runs per trial.
         jobs: Runs at once.
         begin: Called with the runs that are left; returns what is called with their events.
     """
     found: list[Trial] = []
-    for batch in batches:
+    for batch in search.batches() if isinstance(search, Optuna) else [search]:
         tasks = [_tasks(base, values, sweep, seeds) for values in batch]
         left = [task for some in tasks for task in some if not sweep.is_done(task)]
         if left:
             sweep.run(left, jobs, begin(left))
         done = [Trial(values, _score(sweep, some)) for values, some in zip(batch, tasks, strict=True)]
-        tell(done)
+        if isinstance(search, Optuna):
+            search.tell(done)
         found += done
     return sorted(found, key=lambda trial: (trial.score is None, -(trial.score.mean if trial.score else 0.0)))
 
