@@ -274,12 +274,12 @@ class Federation:
         for left in reversed(range(rounds)):
             yield self.round(evaluate=None if left else True)
 
-    def halt(self, signum: int = signal.SIGINT) -> None:
+    def request_stop(self, signum: int = signal.SIGINT) -> None:
         """Drop the round under way at its next step, from another thread: `round` raises Interrupted."""
         self._local_engine.stop_flag.request(signum)
 
-    def stop_if_asked(self) -> None:
-        """Raise Interrupted for a wish to stop that came too late for the last round."""
+    def check_stop(self) -> None:
+        """Raise Interrupted for a request to stop that came too late for the last round."""
         self._local_engine.stop_flag.check()
 
     def save_memories(self, folder: Path, known: Collection[str] = ()) -> Saved:

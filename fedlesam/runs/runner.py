@@ -177,7 +177,7 @@ def _train(
     federation, journal = experiment.federation, checkpoints.journals[folder.metrics.name]
     watched = during.Watch(federation, probes, folder.probes, checkpoints.previous)
     every, saved = config.checkpoint_every, time.monotonic()
-    with handle_signals(federation.halt):  # also while the end is written: who lost a peer is soon told to go
+    with handle_signals(federation.request_stop):  # also while the end is written: who lost a peer is soon told to go
         try:
             for record in watched.train(config.rounds):
                 journal.append(named(record.as_dict(), evaluated_on(config)))
@@ -199,7 +199,7 @@ def _train(
             with _log_and_continue(folder, "there is no summary"):
                 _close(folder, config, experiment, records, state, str(error))
             raise
-    federation.stop_if_asked()  # who asked wants no next run either
+    federation.check_stop()  # who asked wants no next run either
     return summary
 
 
@@ -264,7 +264,7 @@ def run_worker(world: World) -> None:
         if federation is None:
             world.broadcast()
         else:
-            with handle_signals(federation.halt):
+            with handle_signals(federation.request_stop):
                 federation.worker_loop()
     finally:
         world.close()

@@ -56,6 +56,22 @@ def test_one_run_many_and_a_folder_of_them(
         assert (comparison / "new" / "r.html").stat().st_size < 8_000_000
 
 
+def test_report_and_runs_find_the_same_runs(
+    comparison: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """However deep they are."""
+    deep = tmp_path / "a" / "b" / "run"
+    deep.mkdir(parents=True)
+    for name in ("config.toml", "metrics.jsonl", "summary.json"):
+        (deep / name).write_bytes((comparison / "c" / "fedlesam-seed0" / name).read_bytes())
+    assert call(monkeypatch, tmp_path, "a", "--json") == 0
+    assert [one["method"] for one in json.loads(capsys.readouterr().out)["methods"]] == ["fedlesam"]
+    monkeypatch.setattr(sys, "argv", ["fedlesam", "runs", "a", "--json"])
+    with pytest.raises(SystemExit):
+        main()
+    assert [run["algorithm"] for run in json.loads(capsys.readouterr().out)] == ["fedlesam"]
+
+
 def test_figures_tables_and_targets(
     comparison: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -83,7 +99,7 @@ def test_the_same_runs_make_the_same_page(comparison: Path, monkeypatch: pytest.
     ("args", "said"),
     [
         (["nowhere"], "nowhere: there is no such folder"),
-        (["."], "is not a run folder, and holds none"),
+        (["empty"], "is not a run folder, and holds none"),
         (["c", "--target", "eighty"], "expected an accuracy such as 0.8 or 80%, got 'eighty'"),
         (["c", "--target", "0"], "an accuracy is above 0 and at most 100%, got '0'"),
         (["c", "--target", "120%"], "got '120%'"),
@@ -94,6 +110,7 @@ def test_the_same_runs_make_the_same_page(comparison: Path, monkeypatch: pytest.
 def test_bad_input(
     comparison: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], args: list[str], said: str
 ) -> None:
+    (comparison / "empty").mkdir(exist_ok=True)
     assert call(monkeypatch, comparison, *args, "--out", "bad.html") == 2
     assert said in capsys.readouterr().err
     assert not (comparison / "bad.html").exists()
