@@ -18,6 +18,8 @@ import numpy.typing as npt
 
 Pixels = npt.NDArray[np.uint8]
 Labels = npt.NDArray[np.int64]
+Part = tuple[Pixels, Labels]
+"""The training or the test samples, or some of them."""
 
 LIMIT = 2**30
 """Bytes of an unpacked archive; no known data set has more than a fifth of this."""

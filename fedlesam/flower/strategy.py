@@ -228,7 +228,8 @@ class Strategy(FlowerStrategy):
         answers.read(current.messages, replies, broadcast.weights, self._form)
         reduction = answers.reduce(broadcast, len(current.drawn), self.weighting == "examples")
         dropped, used = dict(sorted(answers.dropped.items())), answers.used
-        self._log_dropped(broadcast.round, dropped)
+        for client, reason in dropped.items():
+            log(WARNING, "round %d: client %d is dropped: %s", broadcast.round, client, reason)
         if len(used) < self.minimum:
             log(WARNING, "round %d: %d answers, %d needed; again", broadcast.round, len(used), self.minimum)
             return None, None
@@ -303,10 +304,6 @@ class Strategy(FlowerStrategy):
         if state.round:
             self._commit(self.state, self.used, self.sums, self.rounds)
         self._shown = arrays
-
-    def _log_dropped(self, round: int, dropped: dict[int, str]) -> None:
-        for client, reason in dropped.items():
-            log(WARNING, "round %d: client %d is dropped: %s", round, client, reason)
 
     # Checkpoints
 

@@ -5,7 +5,6 @@ Dosovitskiy et al., An Image is Worth 16x16 Words: Transformers for Image Recogn
 
 import contextlib
 import json
-import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,8 +15,6 @@ from torch import Tensor, nn
 
 from fedlesam.models.pretrained import check_colour, check_loaded
 from fedlesam.models.small import Shape
-
-log = logging.getLogger(__name__)
 
 HUB = "google/vit-base-patch32-224-in21k"
 """ViT-B/32 pretrained on ImageNet-21k, by the paper's authors."""
@@ -83,15 +80,12 @@ def _backbone(transformers: Any, weights: str) -> Any:
             "safetensors file, vit-b32:weights=PATH"
         ) from error
     check_loaded(where, sorted(found["missing_keys"]), sorted(str(key[0]) for key in found["mismatched_keys"]))
-    unused = sorted(found["unexpected_keys"])
-    if unused:
-        log.info("%s: not used: %s%s", where, ", ".join(unused[:8]), " ..." if len(unused) > 8 else "")
     return made
 
 
 @contextlib.contextmanager
 def _quietly(transformers: Any) -> Iterator[None]:
-    """Without its own progress bars and report: what was not loaded is logged here."""
+    """Without its own progress bars and report: a backbone that is not loaded as a whole is refused here."""
     output = transformers.utils.logging
     before, bars = output.get_verbosity(), output.is_progress_bar_enabled()
     output.set_verbosity_error()

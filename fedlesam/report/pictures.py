@@ -11,6 +11,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
+from fedlesam.core.disk import replacing
+from fedlesam.core.names import file_name
 from fedlesam.report.charts import ACCURACY, Chart, learning_curves
 from fedlesam.report.groups import Group, compare_runs
 from fedlesam.runs.read import Run
@@ -51,13 +53,13 @@ def accuracy_curves(runs: list[Run], path: Path, title: str) -> Path:
     return save(figure, path)
 
 
-def chart_picture(chart: Chart, groups: list[Group], paths: list[Path]) -> list[Path]:
+def chart_picture(chart: Chart, groups: list[Group], folder: Path) -> list[Path]:
     """A chart of the report in the style of a paper.
 
     Args:
         chart: The chart.
         groups: The groups of the comparison.
-        paths: The files, PNG or PDF.
+        folder: Where the files go.
     """
     names = 1 + max(len(groups[series.group].label) for series in chart.series)
     columns = max(1, min(4, 44 // (names + 6)))
@@ -70,7 +72,7 @@ def chart_picture(chart: Chart, groups: list[Group], paths: list[Path]) -> list[
         axes.set(xlabel=chart.x_label, ylabel=plain(chart.y_label if own else chart.title.lower()))
         if len(chart.series) > 1:
             figure.legend(loc="outside lower center", ncol=columns, frameon=False, handlelength=2.2, columnspacing=1.0)
-        return [save(figure, path, PAPER_DOTS) for path in paths]
+        return save_for_paper(figure, folder, chart.key)
 
 
 def _curves(axes: Axes, chart: Chart, groups: list[Group], width: float) -> None:
@@ -132,17 +134,18 @@ def split_heat_map(counts: NDArray[np.int64], classes: list[str], path: Path, ti
     return save(figure, path)
 
 
-def split_picture(counts: NDArray[np.int64], paths: list[Path]) -> list[Path]:
+def split_picture(counts: NDArray[np.int64], folder: Path, name: str) -> list[Path]:
     """A heat map of a split in the style of a paper.
 
     Args:
         counts: Samples by client and class.
-        paths: The files, PNG or PDF.
+        folder: Where the files go.
+        name: Of the files, without their ending.
     """
     with rc_context(PAPER):
         figure = Figure(figsize=(COLUMN, 1.9), layout="constrained")
         _heat(figure, counts, [str(c) for c in range(counts.shape[1])])
-        return [save(figure, path, PAPER_DOTS) for path in paths]
+        return save_for_paper(figure, folder, name)
 
 
 def _heat(figure: Figure, counts: NDArray[np.int64], classes: list[str]) -> Axes:
@@ -164,12 +167,21 @@ def save(figure: Figure, path: Path, dots: int = 150) -> Path:
         dots: Per inch, in a PNG.
     """
     FigureCanvasAgg(figure)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".part-{path.name}")
     undated = {"CreationDate": None} if path.suffix == ".pdf" else None  # the same numbers, the same file
-    figure.savefig(beside, dpi=dots, metadata=undated)
-    beside.replace(path)
+    with replacing(path, sync=False) as beside:
+        figure.savefig(beside, format=path.suffix.removeprefix("."), dpi=dots, metadata=undated)
     return path
+
+
+def save_for_paper(figure: Figure, folder: Path, name: str) -> list[Path]:
+    """Write a figure as PNG and PDF.
+
+    Args:
+        figure: The figure.
+        folder: Where the files go.
+        name: Of the files, without their ending.
+    """
+    return [save(figure, folder / f"{file_name(name)}.{ending}", PAPER_DOTS) for ending in ("png", "pdf")]
 
 
 def comparison(runs: list[Run], out: Path) -> list[Path]:

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from fedlesam.probes.readings import Surface
-from fedlesam.report.pictures import COLUMN, PAPER, PAPER_DOTS, bare, plain, save
+from fedlesam.report.pictures import COLUMN, PAPER, bare, plain, save_for_paper
 from fedlesam.report.style import Look
 
 COLOURS = matplotlib.colormaps["cividis"]
@@ -38,8 +38,7 @@ def draw(surfaces: Sequence[tuple[str, Look, Surface]], folder: Path) -> list[Pa
         figures = {"surface-1d": curves(flat)} if flat else {}
         if deep:
             figures |= {"surface-2d-contours": contours(deep), "surface-2d-heights": heights(deep)}
-        files = [(figure, folder / f"{name}.{kind}") for name, figure in figures.items() for kind in ("png", "pdf")]
-        return [save(figure, path, PAPER_DOTS) for figure, path in files]
+        return [path for name, figure in figures.items() for path in save_for_paper(figure, folder, name)]
 
 
 def scale_of(surfaces: Sequence[Surface]) -> tuple[float, float]:

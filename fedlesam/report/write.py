@@ -5,7 +5,6 @@ from functools import partial
 from pathlib import Path
 
 from fedlesam.core.disk import write_text
-from fedlesam.core.names import file_name
 from fedlesam.report import ledger
 from fedlesam.report.charts import charts_of
 from fedlesam.report.groups import Comparison, compare_runs
@@ -62,19 +61,14 @@ def write_tables(tables: list[Table], folder: Path) -> None:
 def _draw(comparison: Comparison, folder: Path, done: Callable[[int, int], None]) -> None:
     from fedlesam.report import pictures, surfaces
 
-    def paths(name: str) -> list[Path]:
-        return [folder / f"{file_name(name)}.{ending}" for ending in ("png", "pdf")]
-
     charts = [chart for chart in charts_of(comparison) if chart.section != "surface"]
-    work: list[Callable[[], object]] = [
-        partial(pictures.chart_picture, chart, comparison.groups, paths(chart.key)) for chart in charts
-    ]
+    work: list[Callable[[], object]] = []
+    work += [partial(pictures.chart_picture, chart, comparison.groups, folder) for chart in charts]
     found = [(g.label, g.look, s) for g in comparison.groups for dims in (1, 2) if (s := g.surface(dims)) is not None]
     if found:
         work.append(partial(surfaces.draw, found, folder))
     for i, (_, counts) in enumerate(comparison.splits(), 1):
-        name = "split" if i == 1 else f"split-{i}"
-        work.append(partial(pictures.split_picture, counts, paths(name)))
+        work.append(partial(pictures.split_picture, counts, folder, "split" if i == 1 else f"split-{i}"))
     for i, make in enumerate(work):
         done(i, len(work))
         make()

@@ -7,20 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from fedlesam.data._files import (
-    Arrays,
-    Labels,
-    Pixels,
-    Source,
-    check_all_classes,
-    check_labels,
-    read_bytes,
-    tar_members,
-)
+from fedlesam.data._files import Arrays, Labels, Part, Source, check_all_classes, check_labels, read_bytes, tar_members
 from fedlesam.data.catalogue import Official, fetch_hint
 from fedlesam.data.formats._pickle import safe_loads
 
-Part = tuple[Pixels, Labels]
 ReadBatch = Callable[[bytes, str, Official], Part]
 
 

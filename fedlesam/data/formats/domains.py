@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -165,8 +165,8 @@ def _listed(
     described = np.array([(label, domains.index(domain), test) for domain, label, test in groups], np.int64)
     label, domain, test = np.repeat(described, [len(files) for files in chosen], axis=0).T.copy()
     images = tuple(path for files in chosen for path in files)
-    listed = Listed(form, root, domains, classes, images, label, domain)
-    return replace(listed, test=test.astype(bool)) if request.official_lists else listed
+    listed = test.astype(bool) if request.official_lists else None
+    return Listed(form, root, domains, classes, images, label, domain, listed)
 
 
 def _spread(files: list[Path], limit: int | None) -> list[Path]:

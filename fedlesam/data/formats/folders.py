@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedlesam.data._files import Arrays, Labels, Pixels, Source, check_all_classes, read_bytes
+from fedlesam.data._files import Arrays, Part, Source, check_all_classes, read_bytes
 from fedlesam.data.catalogue import Official
 from fedlesam.data.formats import images
 
@@ -48,7 +48,7 @@ def _shape(paths: tuple[Path, ...]) -> tuple[int, int, int]:
     return 1 if grey else 3, first.height, first.width
 
 
-def _read(part: Listing, numbers: dict[str, int], shape: tuple[int, int, int]) -> tuple[Pixels, Labels]:
+def _read(part: Listing, numbers: dict[str, int], shape: tuple[int, int, int]) -> Part:
     paths = [(path, numbers[name]) for name in sorted(part, key=numbers.__getitem__) for path in part[name]]
     x = np.empty((len(paths), *shape), np.uint8)
     for row, (path, _) in zip(x, paths, strict=True):

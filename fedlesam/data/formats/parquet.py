@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fedlesam.data._files import Arrays, Labels, Pixels, Source, check_all_classes, check_labels, read_bytes
+from fedlesam.data._files import Arrays, Part, Source, check_all_classes, check_labels, read_bytes
 from fedlesam.data.catalogue import Official, fetch_hint
 from fedlesam.data.formats import images
 
@@ -33,7 +33,7 @@ def _column(names: list[str], wanted: tuple[str, ...], path: Path) -> str:
     raise ValueError(f"{path}: has no column {' or '.join(map(repr, wanted))}; its columns are {', '.join(names)}")
 
 
-def _file(known: Official, path: Path) -> tuple[Pixels, Labels]:
+def _file(known: Official, path: Path) -> Part:
     arrow = _pyarrow()
     label_columns = ("fine_label", "label") if known.name == "cifar100" else ("label",)
     try:
@@ -73,7 +73,7 @@ def _check_types(arrow: Any, schema: Any, image: str, label: str, path: Path) ->
 
 
 def _decode(known: Official, train: tuple[Path, ...], test: tuple[Path, ...]) -> Arrays:
-    parts: list[tuple[Pixels, Labels]] = []
+    parts: list[Part] = []
     for paths in (train, test):
         read = [_file(known, path) for path in paths]
         parts.append((np.concatenate([x for x, _ in read]), np.concatenate([y for _, y in read])))
