@@ -27,7 +27,7 @@ from fedlesam.core.choices import Weighting
 from fedlesam.core.evaluation import Evaluation, PerClient
 from fedlesam.core.flat_model import FlatModel
 from fedlesam.core.local import LocalTraining
-from fedlesam.core.module_check import check_module
+from fedlesam.core.module_check import check_module, copied
 from fedlesam.core.record import DROPOUT as DROPOUT
 from fedlesam.core.record import Record as Record
 from fedlesam.core.saving import separate
@@ -50,12 +50,12 @@ MOST_LOGGED = 5
 
 def count_active(active: int | float, clients: int) -> int:
     """How many clients a round has: an int is a count, a float a share of them."""
-    if isinstance(active, bool) or not isinstance(active, int | float):
+    if isinstance(active, bool) or not isinstance(active, int | float | np.integer | np.floating):
         raise ValueError(f"active must be a count (int) or a share (float), got {active!r}")
-    if isinstance(active, int):
+    if isinstance(active, int | np.integer):
         if not 1 <= active <= clients:
             raise ValueError(f"active must be from 1 to the number of clients, {clients}, got {active}")
-        return active
+        return int(active)
     if not 0 < active <= 1:
         raise ValueError(f"active as a share must be above 0 and at most 1, got {active}; a count is an int, e.g. 10")
     return max(1, round(float(active) * clients))
@@ -130,6 +130,8 @@ class Federation:
             )
         if how.engine == "stacked":
             check_stackable(self.workers)
+        if not (hasattr(clients, "__len__") and hasattr(clients, "__getitem__")):
+            raise ValueError(f"clients must be a list, an entry for each, got {clients!r}; use list(clients)")
         if len(clients) == 0:
             raise ValueError("there are no clients")
         check_samples(clients, test, drop=self.failures.drops)
@@ -140,7 +142,7 @@ class Federation:
         self._logged = 0
 
         check_module(model)  # a lazy one cannot even be copied
-        self._model = copy.deepcopy(model) if how.device is None else copy.deepcopy(model).to(find_device(how.device))
+        self._model = copied(model) if how.device is None else copied(model).to(find_device(how.device))
         stacked = how.engine == "stacked"
         self._flat = FlatModel(copy.deepcopy(self._model), how.precision, how.compile and not stacked)
         self.algorithm = self.algorithm.for_model(self._flat.tensors)

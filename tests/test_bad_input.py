@@ -133,6 +133,11 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "active list fractions": (lambda: federation("fedavg").round([0.5, 2]), r"active must list client numbers.*0\.5"),  # type: ignore[list-item]
     "no clients": (lambda: federation("fedavg", clients=[]), r"there are no clients"),
+    "an iterator": (
+        lambda: federation("fedavg", clients=(c for c in [])),
+        r"clients must be a list.*use list\(clients",
+    ),
+    "a set": (lambda: federation("fedavg", clients={1}), r"clients must be a list.*got \{1\}; use list\(clients"),
     "an empty client": (lambda: with_client((X[:0], Y[:0])), r"client 1: has no samples; leave it out"),
     "an empty data set": (lambda: with_client(TensorDataset(X[:0], Y[:0])), r"client 1: has no samples"),
     "x and y differ": (lambda: with_client((X, Y[:3])), r"client 1: x has 4 samples and y has 3"),

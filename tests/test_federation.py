@@ -2,6 +2,7 @@
 
 import collections
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -26,10 +27,14 @@ def test_the_quick_start() -> None:
 
 @pytest.mark.parametrize(
     ("active", "clients", "expected"),
-    [(3, 10, 3), (1.0, 10, 10), (0.1, 100, 10), (0.01, 10, 1), (0.26, 10, 3), (1, 1, 1)],
+    [
+        *[(3, 10, 3), (1.0, 10, 10), (0.1, 100, 10), (0.01, 10, 1), (0.26, 10, 3), (1, 1, 1)],
+        *[(np.int64(3), 10, 3), (np.uint8(2), 4, 2), (np.float32(0.5), 4, 2), (np.float64(0.5), 4, 2)],
+    ],
 )
 def test_how_many_are_active(active: float, clients: int, expected: int) -> None:
-    assert count_active(active, clients) == expected
+    found = count_active(active, clients)
+    assert (found, type(found)) == (expected, int)
 
 
 def test_participation_is_uniform_without_replacement() -> None:

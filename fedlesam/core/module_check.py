@@ -43,6 +43,22 @@ def check_module(module: nn.Module) -> None:
     _check_apart(module)
 
 
+def copied(module: nn.Module) -> nn.Module:
+    """A copy, or an error that names what PyTorch does not copy: a tensor that was computed from parameters."""
+    try:
+        return copy.deepcopy(module)
+    except RuntimeError as error:
+        held = [(name, key, value) for name, layer in module.named_modules() for key, value in vars(layer).items()]
+        kept = [f"{name}.{key}".lstrip(".") for name, key, value in held if isinstance(value, Tensor) and value.grad_fn]
+        if not kept:
+            raise
+        raise Unsupported(
+            f"{', '.join(kept)} of the model: computed from parameters and kept, which PyTorch does not copy; after "
+            "torch.nn.utils.prune or the old weight_norm or spectral_norm call their remove function, or use "
+            "torch.nn.utils.parametrizations; what forward keeps, detach or delete"
+        ) from error
+
+
 def _check_apart(module: nn.Module) -> None:
     """Trainable parameters get new memory, and what shares theirs would not follow."""
     trainable = {id(p) for p in module.parameters() if p.requires_grad}

@@ -24,7 +24,7 @@ from fedlesam.core import seeds
 from fedlesam.core.checks import check_choice, check_count, check_number
 from fedlesam.core.flat_model import FlatModel
 from fedlesam.core.messages import Broadcast
-from fedlesam.core.module_check import check_module
+from fedlesam.core.module_check import check_module, copied
 from fedlesam.core.server import ServerState, server_step
 from fedlesam.federation import count_active
 from fedlesam.flower import checkpoint, records
@@ -125,7 +125,7 @@ class Strategy(FlowerStrategy):
         self.folder = Path(folder) if folder is not None else None
         check_module(model)
         records.check_state(model)
-        self.flat, self.as_model = FlatModel(copy.deepcopy(model)), answer == "model"
+        self.flat, self.as_model = FlatModel(copied(model)), answer == "model"
         self.state = ServerState.initial(self.algorithm, self.flat.weights.clone(), self.flat.buffers())
         self.used: dict[int, str] = {}
         """By client, the ticket of its last answer that was used."""

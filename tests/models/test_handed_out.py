@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, load_model, save_model
 from torch import Tensor, nn
+from torch.nn.utils import prune
 from worlds import federation, mlp, samples, training
 
 from fedlesam import Federation
@@ -152,6 +153,17 @@ def hooked(register: str) -> nn.Module:
     return model
 
 
+KEPT = r"0.weight of the model: computed from parameters and kept.* call their remove function, or use"
+
+
+def rewritten(rewrite: Callable[[nn.Module], Any]) -> nn.Module:
+    """With a weight that is computed from another parameter and kept."""
+    model = mlp(dtype=torch.float32)
+    rewrite(model[0])
+    model(torch.zeros(2, 5))
+    return model
+
+
 REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "tuple": (lambda: Returns(lambda y: (y, y)), "the model returns a tuple, and one tensor of outputs is needed"),
     "dict": (lambda: Returns(lambda y: {"logits": y}), "the model returns a dict"),
@@ -162,6 +174,9 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "sync": (lambda: nn.SyncBatchNorm.convert_sync_batchnorm(normed()), "the layer 1 is a SyncBatchNorm.*BatchNorm1d"),
     "hook": (lambda: hooked("register_hook"), "the parameter 0.weight has a gradient hook, and copies"),
     "late hook": (lambda: hooked("register_post_accumulate_grad_hook"), "the parameter 0.weight has a gradient hook"),
+    "pruned": (lambda: rewritten(lambda layer: prune.random_unstructured(layer, "weight", 0.5)), KEPT),
+    "spectral norm": (lambda: rewritten(nn.utils.spectral_norm), KEPT),
+    "kept": (lambda: rewritten(lambda layer: setattr(layer, "weighed", 2 * layer.weight)), "0.weighed of the model"),
     "complex": (complex_beside_real, "the parameter turn: trainable parameters must be real numbers"),
 }
 
