@@ -3,6 +3,7 @@ from fedlesam.data._schemes import Split as Split
 from fedlesam.data.augment import flip as flip
 from fedlesam.data.augment import flip_and_crop as flip_and_crop
 from fedlesam.data.catalogue import NAMES as NAMES
+from fedlesam.data.catalogue import SCHEMES as SCHEMES
 from fedlesam.data.catalogue import load as load
 from fedlesam.data.dataset import DataSet as DataSet
 from fedlesam.data.dataset import Domains as Domains
@@ -10,7 +11,6 @@ from fedlesam.data.dataset import Images as Images
 from fedlesam.data.dataset import Shard as Shard
 from fedlesam.data.dataset import select as select
 from fedlesam.data.download import fetch as fetch
-from fedlesam.data.splits import SCHEMES as SCHEMES
 from fedlesam.data.splits import load_split as load_split
 from fedlesam.data.splits import save_split as save_split
 from fedlesam.data.splits import split as split

@@ -51,32 +51,28 @@ class DomainSet:
     """Whether DOMAIN_train.txt and DOMAIN_test.txt name its images."""
 
 
-def _facts(kind: str) -> dict[str, dict[str, Any]]:
-    found = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))[kind]
-    for facts in found.values():
-        facts |= {key: tuple(value) for key, value in facts.items() if isinstance(value, list)}
-    return dict(found)
+_FACTS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
 
 
-OFFICIAL = {name: Official(name, **facts) for name, facts in _facts("official").items()}
-DOMAIN_SETS = {name: DomainSet(name, **facts) for name, facts in _facts("domains").items()}
+def _fields(facts: dict[str, Any]) -> dict[str, Any]:
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in facts.items()}
+
+
+OFFICIAL = {name: Official(name, **_fields(facts)) for name, facts in _FACTS["official"].items()}
+DOMAIN_SETS = {name: DomainSet(name, **_fields(facts)) for name, facts in _FACTS["domains"].items()}
 
 EMBEDDED = {"digits": "1,797 handwritten digits, 8 x 8; embedded, no download"}
-
-PATTERN = "domains:PATH"
-PATTERNS = {
-    PATTERN: "your images in PATH/DOMAIN/CLASS/, of any size; they are resized",
-    "folder:PATH": "your images in PATH/train/CLASS/ and PATH/test/CLASS/, all of one size",
-    "module:callable": "your function that returns a DataSet, or ((x, y), (x, y)) tensors",
-}
 
 NAMES: dict[str, str] = (
     EMBEDDED
     | {name: known.summary for name, known in OFFICIAL.items()}
     | {name: known.summary for name, known in DOMAIN_SETS.items()}
-    | PATTERNS
+    | _FACTS["patterns"]
 )
 """The names and patterns that `load` and `--data` take, with a line on each."""
+
+SCHEMES: dict[str, str] = _FACTS["schemes"]
+"""What `split` and `--split` take, with a line on each."""
 
 OPTIONS = {
     "size": f"pixels of a side [{SIZE}]",
@@ -167,7 +163,7 @@ def parse_domains(name: str) -> Request:
     if known is not None and path:
         raise unknown(f"option of the data {first}:", path.partition("=")[0], OPTIONS)
     if known is None and not path:
-        raise ValueError(f"data {name}: expected {PATTERN}, with images in PATH/DOMAIN/CLASS/")
+        raise ValueError(f"data {name}: expected domains:PATH, with images in PATH/DOMAIN/CLASS/")
     lists = options.get("lists", "all")
     if lists not in ("all", "official") or ("lists" in options and not (known and known.lists)):
         raise ValueError(f"data {name}: lists is all or official, and only domainnet has lists; got {lists!r}")

@@ -13,20 +13,8 @@ from fedlesam.data import _schemes
 from fedlesam.data._schemes import Indices
 from fedlesam.data._schemes import Split as Split
 from fedlesam.data.catalogue import DOMAIN_SETS, plain
+from fedlesam.data.catalogue import SCHEMES as SCHEMES
 from fedlesam.data.dataset import DataSet
-
-SCHEMES = {
-    "iid": "the same mixture for every client, equal sizes",
-    "pooled": "one client with everything: centralised training",
-    "dirichlet:B[,repeat]": "equal sizes, class proportions drawn from Dirichlet(B); the smaller B, the more skewed",
-    "dirichlet-by-class:B": "unequal sizes, each class divided over the clients by Dirichlet(B)",
-    "pathological:A[,repeat]": "every client has exactly A classes, equal sizes",
-    "leave-out:DOMAIN[,M]": "test on one domain, train on the others, each divided over M clients (1)",
-    "by:FILE": "a client id per training sample (text: one a line; .csv: the last column; .npy): natural partitions",
-    "file:PATH": "a split saved by `fedlesam split --save PATH`",
-    "MODULE:CALLABLE": "your own: callable(labels, clients, seed) -> a list of sample numbers per client",
-}
-"""What `split` and `--split` take, with a line on each."""
 
 MISSING = ("", "nan", "nat", "<na>", "inf", "-inf")
 """Client ids that are none: how numpy and pandas write that a value is missing."""

@@ -47,11 +47,8 @@ def tables(found: Sequence[Measured]) -> list[tuple[Table, list[Measured]]]:
         for one, r in zip(ours, readings, strict=True):
             own = [*map(r.values.get, values), r.seconds, *([r.missing] if gaps else [])]
             rows.append([method[one.run], str(one.run), r.round, *own])
-        columns = [
-            Column("method"),
-            Column("run"),
-            *(Column(n, "{:.5g}".format) for n in ("round", *values, "seconds")),
-        ]
+        columns = [Column("method"), Column("run")]
+        columns += [Column(name, "{:.5g}".format) for name in ("round", *values, "seconds")]
         columns += [Column("missing")] if gaps else []
         again = sum(others[0].probe == probe for _, others in made)
         made.append((Table(f"{probe}-{again + 1}" if again else probe, f"{probe}, {shown}", columns, rows), ours))
