@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fedlesam.cli.options import GroupedCommand, Output, Setting, Settings, count, output, settings, trackers
+from fedlesam.cli.options import Output, Setting, Settings, count, grouped_command, output, settings, trackers
 from fedlesam.runs import config as configs
 from fedlesam.runs.config import RunConfig
 from fedlesam.runs.evaluated import evaluated_on
@@ -16,15 +16,11 @@ if TYPE_CHECKING:
     from fedlesam.federation import Record
 
 
-@click.command(
+@grouped_command(
     "compare",
-    cls=GroupedCommand,
-    short_help="train several methods and rank them",
-    examples=(
-        "fedlesam compare fedavg fedsam fedlesam",
-        "fedlesam compare scaffold fedgamma fedlesam-s --rho 0.05 --seeds 3 --out runs/rho",
-        "fedlesam compare fedavg fedlesam --split dirichlet:0.6 --clients 20 --active 5 --rounds 30 --json",
-    ),
+    "fedlesam compare fedavg fedsam fedlesam",
+    "fedlesam compare scaffold fedgamma fedlesam-s --rho 0.05 --seeds 3 --out runs/rho",
+    "fedlesam compare fedavg fedlesam --split dirichlet:0.6 --clients 20 --active 5 --rounds 30 --json",
 )
 @click.argument("algorithms", nargs=-1, required=True, metavar="METHOD...", type=Setting("algorithm"))
 @settings(without=["algorithm"])

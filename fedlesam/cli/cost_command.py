@@ -5,18 +5,14 @@ import json
 
 import click
 
-from fedlesam.cli.options import GroupedCommand, Settings, json_option, settings
+from fedlesam.cli.options import Settings, grouped_command, json_option, settings
 from fedlesam.runs import config as configs
 
 
-@click.command(
+@grouped_command(
     "cost",
-    cls=GroupedCommand,
-    short_help="what a run will need",
-    examples=(
-        "fedlesam cost --algorithm fedlesam-s --model resnet18 --data cifar10 --clients 200 --active 20",
-        "fedlesam cost --algorithm fedsmoo --clients 40 --active 4 --workers 2 --memory 100MB --json",
-    ),
+    "fedlesam cost --algorithm fedlesam-s --model resnet18 --data cifar10 --clients 200 --active 20",
+    "fedlesam cost --algorithm fedsmoo --clients 40 --active 4 --workers 2 --memory 100MB --json",
 )
 @settings()
 @json_option

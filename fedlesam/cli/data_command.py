@@ -5,17 +5,12 @@ from pathlib import Path
 
 import click
 
-from fedlesam.cli.options import GroupedCommand
+from fedlesam.cli.options import GroupedCommand, option
 
-WHERE = click.option(
-    "--data-dir",
-    type=click.Path(path_type=Path, file_okay=False),
-    metavar="DIR",
-    help="the folder of the files  [./data]",
-)
+WHERE = option("--data-dir", group="Files", type=Path, metavar="DIR", help="the folder of the files  [./data]")
 
 
-@click.group("data", short_help="fetch and check data sets")
+@click.group("data")
 def command() -> None:
     """Fetch data sets, and check those you have. `fedlesam list data` names them."""
 
@@ -23,7 +18,6 @@ def command() -> None:
 @command.command(
     "fetch",
     cls=GroupedCommand,
-    short_help="download a data set",
     examples=("fedlesam data fetch cifar10 --data-dir data",),
 )
 @click.argument("name")
@@ -33,11 +27,11 @@ def fetch_command(name: str, data_dir: Path | None, quiet: bool) -> None:
     """Download a data set from its publishers and check its checksum; broken transfers are tried again."""
     from rich.progress import DownloadColumn, TransferSpeedColumn
 
-    from fedlesam.cli.show import bars
+    from fedlesam.cli.show import Display
     from fedlesam.data import fetch
 
-    with bars(quiet, DownloadColumn(), TransferSpeedColumn()) as begin:
-        tick = functools.cache(begin)
+    with Display(quiet, DownloadColumn(), TransferSpeedColumn()).open() as display:
+        tick = functools.cache(display.bar)
         for path in fetch(name, data_dir, lambda file, done, total: tick(file)(done, total)):
             if not quiet:
                 click.echo(f"there: {path}")
@@ -46,7 +40,6 @@ def fetch_command(name: str, data_dir: Path | None, quiet: bool) -> None:
 @command.command(
     "check",
     cls=GroupedCommand,
-    short_help="print what was found",
     examples=(
         "fedlesam data check cifar10 --data-dir data",
         "fedlesam data check folder:my-pictures",

@@ -10,7 +10,7 @@ from fedlesam.runs.config import RunConfig
 METHODS = ["fedavg", "fedsam", "scaffold", "fedlesam", "fedlesam-s"]
 
 
-@click.command("demo", short_help="five methods on the embedded data")
+@click.command("demo")
 @click.option("--out", type=click.Path(path_type=Path), default=Path("runs/demo"), show_default=True, metavar="DIR")
 @click.option("--rounds", type=click.IntRange(1), default=100, show_default=True, metavar="T")
 @click.option("--overwrite", is_flag=True, help="start again where the folder holds an unfinished or another demo")

@@ -10,7 +10,7 @@ from fedlesam.cli.options import GroupedCommand, json_option
 COLOURS = {"ok": "green", "note": "cyan", "missing": "yellow", "insecure": "red"}
 
 
-@click.group("deploy", short_help="look at a Flower deployment")
+@click.group("deploy")
 def command() -> None:
     """The same methods on real machines, with Flower."""
 
@@ -18,7 +18,6 @@ def command() -> None:
 @command.command(
     "check",
     cls=GroupedCommand,
-    short_help="say what is insecure or missing",
     examples=("fedlesam deploy check my-app", "fedlesam deploy check my-app --superlink production"),
 )
 @click.argument("app", type=click.Path(path_type=Path, file_okay=False, exists=True))

@@ -8,7 +8,7 @@ import click
 from fedlesam.cli.options import json_option
 
 
-@click.command("list", short_help="what there is")
+@click.command("list")
 @click.argument("what", type=click.Choice(["algorithms", "data", "models", "splits"]))
 @json_option
 def command(what: str, as_json: bool) -> None:

@@ -59,6 +59,11 @@ class GroupedCommand(click.Command):
                     formatter.write(f"{'':{formatter.current_indent}}{example}\n")
 
 
+def grouped_command(name: str, *examples: str) -> Callable[[Callable[..., Any]], GroupedCommand]:
+    """`click.command` with help in groups."""
+    return click.command(name, cls=GroupedCommand, examples=examples)
+
+
 def option(*names: str, group: str = OUTPUT, **keywords: Any) -> Callable[[Any], Any]:
     """`click.option` in a group of the help."""
     return click.option(*names, cls=Grouped, group=group, **keywords)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fedlesam.cli.options import PROBE, GroupedCommand, folder, json_option, option, quiet_option
+from fedlesam.cli.options import PROBE, folder, grouped_command, json_option, option, quiet_option
 
 if TYPE_CHECKING:
     from fedlesam.runs.measure import Measured
@@ -19,15 +19,11 @@ SIDE_BY_SIDE = 4
 """So many runs have room beside each other on a terminal."""
 
 
-@click.command(
+@grouped_command(
     "probe",
-    cls=GroupedCommand,
-    short_help="sharpness, curvature, drift and loss surface of runs",
-    examples=(
-        "fedlesam probe runs/x",
-        "fedlesam probe runs/x runs/y --probe sharpness:radius=0.05,steps=20,samples=0 --probe hessian:k=5",
-        "fedlesam probe runs/cmp/*-seed0 --probe surface:dims=2,points=25,span=1 --figures figures",
-    ),
+    "fedlesam probe runs/x",
+    "fedlesam probe runs/x runs/y --probe sharpness:radius=0.05,steps=20,samples=0 --probe hessian:k=5",
+    "fedlesam probe runs/cmp/*-seed0 --probe surface:dims=2,points=25,span=1 --figures figures",
 )
 @click.argument("runs", nargs=-1, required=True, metavar="RUN...")
 @option(
@@ -75,19 +71,19 @@ def command(
     remember, which a finished run has no more: measure them while training, with `fedlesam run --probe drift:every=10`.
     Centralised training (split pooled) named beside federated runs is measured on their clients.
     """
-    from fedlesam.cli.show import bars
+    from fedlesam.cli.show import Display
     from fedlesam.report import measured
     from fedlesam.report.write import write_tables
     from fedlesam.runs.measure import measure
 
     paths = [Path(run) for run in runs]
-    with bars(quiet or as_json) as begin:
+    with Display(quiet or as_json).open() as display:
         found = measure(
             paths,
             probes or ("sharpness",),
             data_dir=data_dir,
             device=device,
-            progress=lambda path, probe: begin(f"{path.name} {probe}"),
+            progress=lambda path, probe: display.bar(f"{path.name} {probe}"),
         )
     pictures = measured.draw(found, figures or Path(os.path.commonpath([path.resolve() for path in paths])))
     if tables is not None:
@@ -122,17 +118,17 @@ def _show(found: "list[Measured]") -> None:
     from fedlesam.report import measured
 
     method = measured.names(found)
-    for table, ours in measured.tables(found):
+    for table, of_table in measured.tables(found):
         click.echo(table.title)
         heads = [column.name for column in table.columns]
         cells = [heads, *table.shown()]
         kept = [[cell for head, cell in zip(heads, row, strict=True) if head not in HIDDEN] for row in cells]
-        if len(ours) <= SIDE_BY_SIDE:
+        if len(of_table) <= SIDE_BY_SIDE:
             kept = [list(column) for column in zip(*kept, strict=True)]
         else:
             kept[0] = [head.replace("_", " ") for head in kept[0]]
         print_table(["" if head == "method" else head for head in kept[0]], kept[1:])
-        readings = {method[one.run]: one.reading for one in ours if one.reading is not None}
+        readings = {method[one.run]: one.reading for one in of_table if one.reading is not None}
         for on in dict.fromkeys(r.metadata["clients"] for r in readings.values() if "clients" in r.metadata):
             who = ", ".join(name for name, r in readings.items() if r.metadata.get("clients") == on)
             click.echo(f"{who}: on the clients of the others, {on}")

@@ -5,42 +5,33 @@ from pathlib import Path
 
 import click
 
-from fedlesam.cli.options import GroupedCommand, file, folder, json_option, option, quiet_option
+from fedlesam.cli.options import file, folder, grouped_command, json_option, option, quiet_option
 
 
-class Accuracy(click.ParamType[float]):
+def accuracy(text: str) -> float:
     """`0.8`, `80%` or `80`."""
-
-    name = "accuracy"
-
-    def convert(self, value: str | float, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        text = str(value)
-        try:
-            number = float(text.removesuffix("%").strip())
-        except ValueError:
-            self.fail(f"expected an accuracy such as 0.8 or 80%, got {text!r}", param, ctx)
-        share = number / 100 if text.endswith("%") or number > 1 else number
-        if not 0 < share <= 1:
-            self.fail(f"an accuracy is above 0 and at most 100%, got {text!r}", param, ctx)
-        return share
+    try:
+        number = float(text.removesuffix("%").strip())
+    except ValueError:
+        raise click.BadParameter(f"expected an accuracy such as 0.8 or 80%, got {text!r}") from None
+    share = number / 100 if text.endswith("%") or number > 1 else number
+    if not 0 < share <= 1:
+        raise click.BadParameter(f"an accuracy is above 0 and at most 100%, got {text!r}")
+    return share
 
 
-@click.command(
+@grouped_command(
     "report",
-    cls=GroupedCommand,
-    short_help="a page with charts and tables of runs",
-    examples=(
-        "fedlesam report runs/x",
-        "fedlesam report runs/fedavg runs/fedlesam --target 80% --target 85% --out report.html",
-        "fedlesam report runs/comparison --figures paper/figures --tables paper/tables",
-    ),
+    "fedlesam report runs/x",
+    "fedlesam report runs/fedavg runs/fedlesam --target 80% --target 85% --out report.html",
+    "fedlesam report runs/comparison --figures paper/figures --tables paper/tables",
 )
 @click.argument("folders", nargs=-1, required=True, metavar="RUN...", type=click.Path(path_type=Path))
 @option(
     "--target",
     "targets",
     group="Tables",
-    type=Accuracy(),
+    type=accuracy,
     multiple=True,
     metavar="ACC",
     help="cost to this accuracy, 0.8 or 80%; may be repeated  [what FedAvg reaches, and 9/10 of it]",
@@ -65,13 +56,13 @@ def command(
     their seed are drawn as one method with its spread. Runs of different data sets or models are refused, and runs
     evaluated on test data beside runs evaluated on held-out samples; other differences are noted on the page.
     """
-    from fedlesam.cli.show import bars
+    from fedlesam.cli.show import Display
     from fedlesam.report.write import write_report
     from fedlesam.runs.read import find_runs
 
     runs = find_runs(folders)
-    with bars(quiet or as_json) as begin:
-        done = begin("figures") if figures is not None else lambda done, of: None
+    with Display(quiet or as_json).open() as display:
+        done = display.bar("figures") if figures is not None else lambda done, of: None
         found = write_report(runs, out, figures=figures, tables=tables, targets=sorted(targets), done=done)
     if as_json:
         wrote = {"report": str(out), "figures": figures and str(figures), "tables": tables and str(tables)}

@@ -5,20 +5,16 @@ from typing import Any
 
 import click
 
-from fedlesam.cli.options import GroupedCommand, Output, Settings, output, settings, trackers
+from fedlesam.cli.options import Output, Settings, grouped_command, output, settings, trackers
 from fedlesam.runs.evaluated import evaluated_on
 
 
-@click.command(
+@grouped_command(
     "run",
-    cls=GroupedCommand,
-    short_help="train one method",
-    examples=(
-        "fedlesam run --algorithm fedlesam-s --rounds 50",
-        "fedlesam run --algorithm fedsam --rho 0.05 --split pathological:3 --clients 20 --active 25% --out runs/x",
-        "fedlesam run --config runs/x/config.toml --out runs/y     # the same run again",
-        "fedlesam run --algorithm my_rule:my_method --model my_model:Net --set kappa=0.3",
-    ),
+    "fedlesam run --algorithm fedlesam-s --rounds 50",
+    "fedlesam run --algorithm fedsam --rho 0.05 --split pathological:3 --clients 20 --active 25% --out runs/x",
+    "fedlesam run --config runs/x/config.toml --out runs/y     # the same run again",
+    "fedlesam run --algorithm my_rule:my_method --model my_model:Net --set kappa=0.3",
 )
 @settings()
 @trackers

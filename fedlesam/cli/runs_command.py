@@ -6,14 +6,13 @@ from pathlib import Path
 
 import click
 
-from fedlesam.cli.options import GroupedCommand, json_option
+from fedlesam.cli.options import grouped_command, json_option
 
 
-@click.command(
+@grouped_command(
     "runs",
-    cls=GroupedCommand,
-    short_help="the runs in a folder",
-    examples=("fedlesam runs", "fedlesam runs runs/rho --json"),
+    "fedlesam runs",
+    "fedlesam runs runs/rho --json",
 )
 @click.argument("folder", type=click.Path(path_type=Path), default="runs", metavar="[DIR]")
 @json_option
@@ -37,7 +36,7 @@ def command(folder: Path, as_json: bool) -> None:
     if not found:
         click.echo(f"{folder}: no runs here")
         return
-    columns = ["run", "method", "state", "round", "accuracy %", "of", "time left", "checkpoints"]
+    columns = ["run", "method", "state", "round", "last accuracy %", "of", "time left", "checkpoints"]
     rows = []
     for run in found:
         name = str(run.path.relative_to(folder)) if run.path != folder else run.path.name

@@ -123,13 +123,6 @@ class LogHandler(logging.Handler):
             self.display.say(record.getMessage())
 
 
-@contextlib.contextmanager
-def bars(quiet: bool, *columns: ProgressColumn) -> Iterator[Callable[[str], Tick]]:
-    """`Display.bar` of a display that is open."""
-    with Display(quiet, *columns).open() as display:
-        yield display.bar
-
-
 def describe(record: "Record", on: str = TEST) -> str:
     tested = f"{on} accuracy {100 * record.test_accuracy:.1f} %  " if record.test_accuracy is not None else ""
     missing = f"  {len(record.dropped)} dropped" if record.dropped else ""

@@ -5,20 +5,16 @@ from pathlib import Path
 
 import click
 
-from fedlesam.cli.options import GroupedCommand, Settings, file, json_option, settings
+from fedlesam.cli.options import Settings, file, grouped_command, json_option, settings
 from fedlesam.core.names import file_name
 from fedlesam.runs import config as configs
 
 
-@click.command(
+@grouped_command(
     "split",
-    cls=GroupedCommand,
-    short_help="divide a data set over clients",
-    examples=(
-        "fedlesam split --split dirichlet:0.1 --clients 40",
-        "fedlesam split --split pathological:3 --clients 20 --seed 7 --save splits/p3 --picture p3.png",
-        "fedlesam run --split file:splits/p3",
-    ),
+    "fedlesam split --split dirichlet:0.1 --clients 40",
+    "fedlesam split --split pathological:3 --clients 20 --seed 7 --save splits/p3 --picture p3.png",
+    "fedlesam run --split file:splits/p3",
 )
 @settings(only=["data", "data_dir", "split", "clients", "seed"])
 @file("--save", "where to keep it for --split file:FILE  [splits/NAME.safetensors]")

@@ -7,22 +7,18 @@ from typing import Any
 
 import click
 
-from fedlesam.cli.options import GroupedCommand, Output, Settings, count, option, output, settings
+from fedlesam.cli.options import Output, Settings, count, grouped_command, option, output, settings
 from fedlesam.runs import config as configs
-from fedlesam.runs.evaluated import HELD_OUT
+from fedlesam.runs.evaluated import HELD_OUT, LAST
 
 SEARCH = "The search"
 
 
-@click.command(
+@grouped_command(
     "tune",
-    cls=GroupedCommand,
-    short_help="search hyper-parameters on held-out training data",
-    examples=(
-        "fedlesam tune --algorithm fedlesam-s --over rho=0.01,0.05,0.1,0.5 --rounds 50",
-        "fedlesam tune --algorithm fedsam --over rho=0.001..1 --over lr=0.03,0.1 --trials 20 --jobs 2",
-        "fedlesam run --config runs/tune-x/best.toml     # train on all training data, then look at the test data",
-    ),
+    "fedlesam tune --algorithm fedlesam-s --over rho=0.01,0.05,0.1,0.5 --rounds 50",
+    "fedlesam tune --algorithm fedsam --over rho=0.001..1 --over lr=0.03,0.1 --trials 20 --jobs 2",
+    "fedlesam run --config runs/tune-x/best.toml     # train on all training data, then look at the test data",
 )
 @option(
     "--over",
@@ -69,13 +65,14 @@ def command(
     best = tuning.write_best(base, found, out)
     if output.as_json:
         lines = [{"values": dict(t.values), "score": t.score and dataclasses.asdict(t.score)} for t in found]
-        click.echo(json.dumps({"folder": str(out), "evaluated_on": HELD_OUT, "trials": lines}))
+        answer = {"folder": str(out), "evaluated_on": HELD_OUT, "measure": "mean_of_last", "trials": lines}
+        click.echo(json.dumps(answer))
     elif not output.quiet:
         rows = [
             [*map(str, t.values.values()), "failed" if t.score is None else f"{t.score.mean:.2f}", _spread(t)]
             for t in found
         ]
-        print_table([*wanted, "held-out accuracy, %", "±"], rows)
+        print_table([*wanted, f"held-out accuracy %, mean of the last {LAST} evaluations", "±"], rows)
         if best is not None:
             click.echo(f"\nbest settings, nothing held out: {best}")
     return print_failed(failed)

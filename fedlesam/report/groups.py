@@ -123,7 +123,7 @@ def shared(groups: Iterable[Group]) -> Settings:
         groups: The groups.
     """
     first, *others = (group.settings for group in groups)
-    return {k: v for k, v in first.items() if all(k in o and o[k] == v for o in others)}
+    return {k: v for k, v in first.items() if all(k in o and repr(o[k]) == repr(v) for o in others)}
 
 
 def settings_of(config: RunConfig) -> Settings:
@@ -201,7 +201,7 @@ def labels(chosen: list[RunConfig]) -> list[str]:
             if len({repr(t.get(name)) for t in same}) > 1:
                 usual = repr(defaults(config.algorithm, config.data).get(name))
             if name != "algorithm" and repr(table[name]) != usual:
-                words.append(f"{name}={shown(table[name])}")
+                words.append(f"{name}={shown(table[name], name)}")
         found.append(" ".join(words))
     return [label if found.count(label) == 1 else f"{label} #{i + 1}" for i, label in enumerate(found)]
 
@@ -222,13 +222,14 @@ def defaults(algorithm: str, data: str) -> Settings:
         return {}
 
 
-def shown(value: Any) -> str:
-    """A setting for readers.
+def shown(value: Any, name: str = "") -> str:
+    """A setting for readers. A share of clients or samples is not shown as a count: 1.0 is all of them, 1 is one.
 
     Args:
         value: Its value.
+        name: The setting.
     """
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    return f"{value:g}" if isinstance(value, float) and name not in configs.SHARES else str(value)
 
 
 def _doubts(comparison: Comparison) -> list[str]:
@@ -239,7 +240,7 @@ def _doubts(comparison: Comparison) -> list[str]:
             notes.append(f"{run.path} is not finished, {len(run.records)} of {run.config.rounds} rounds{why}.")
     for name in ("rounds", "split", "clients", "active"):
         if name not in shared(comparison.federated) and any(name in g.settings for g in comparison.federated):
-            values = [(shown(g.settings.get(name, "unset")), g.label) for g in comparison.federated]
+            values = [(shown(g.settings.get(name, "unset"), name), g.label) for g in comparison.federated]
             notes.append(f"The runs differ in more than the method, {name}: {_grouped(values)}.")
     if alone := [group for group in comparison.groups if group.centralised]:
         counted = [(group.settings.get("epochs"), group.label) for group in alone]

@@ -57,7 +57,7 @@ def page(comparison: Comparison, charts: list[Chart], tables: list[Table]) -> st
         comparison=comparison,
         tables={table.key: table for table in tables},
         panels=panels,
-        common={name: shown(value) for name, value in comparison.common.items()},
+        common={name: shown(value, name) for name, value in comparison.common.items()},
         versions=_versions(comparison),
         commands=[command(run.config) for run in comparison.runs],
         data=inline_json({"groups": groups, "panels": [panel.data for panel in in_order], "pool": pool.arrays}),

@@ -158,7 +158,7 @@ def differences(comparison: Comparison) -> Table:
     names = [name for name in comparison.varied if name != "algorithm"]
     rows: list[list[Cell]] = []
     for group in comparison.groups:
-        own = [shown(group.settings[name]) if name in group.settings else None for name in names]
+        own = [shown(group.settings[name], name) if name in group.settings else None for name in names]
         rows.append([group.label, ", ".join(map(str, sorted(group.seeds))), *own])
     columns = [Column("method"), Column("seeds"), *(Column(name) for name in names)]
     return Table("differences", "What differs", columns, rows)

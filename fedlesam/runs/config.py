@@ -9,7 +9,7 @@ import json
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from fedlesam.core.choices import ClipScope, Engine, OnError, Precision, StoreKi
 from fedlesam.core.names import one_line, unknown
 from fedlesam.data.catalogue import is_domains
 from fedlesam.runs import kinds
-from fedlesam.runs.kinds import KINDS, Option, Value, active_clients, number, option, option_of, seconds_of, switch
+from fedlesam.runs.kinds import KINDS, Option, Value, active_clients, byte_size, epoch_range, option, seconds_of
 
 WHAT, LOCAL, METHOD, RUN = "What to train", "Local training", "The method's hyper-parameters", "The run"
 MACHINE = "The machine"
@@ -52,17 +52,11 @@ class RunConfig:
     rounds: int = option(100, WHAT, "communication rounds", metavar="T")
     lr: float = option(0.1, LOCAL, "local learning rate")
     lr_decay: float | None = option(None, LOCAL, "its factor per round (default: the method's own)")
-    epochs: int | str | None = option(
-        None, LOCAL, "local epochs, or a range 1-5 (default: 5; cifar100: 2)", kinds.epoch_range
-    )
-    batch_size: int | None = option(
-        None, LOCAL, "samples per step (default: 50; digits: 10, cifar100: 20, domains: 32)"
-    )
+    epochs: int | str | None = option(None, LOCAL, "local epochs or a range 1-5 (default: 5; cifar100: 2)", epoch_range)
+    batch_size: int | None = option(None, LOCAL, "samples a step (default: 50; digits: 10, cifar100: 20, domains: 32)")
     weight_decay: float = option(1e-3, LOCAL, "pull of the weights to zero")
     clip: float = option(10.0, LOCAL, "largest gradient norm; 0 never clips")
-    clip_scope: ClipScope = option(
-        "loss", LOCAL, "what is clipped: loss (the gradient) or corrected (with the correction)"
-    )
+    clip_scope: ClipScope = option("loss", LOCAL, "clip the loss gradient, or the gradient corrected by the method")
     momentum: float = option(0.0, LOCAL, "heavy-ball momentum inside a round")
     augment: bool = option(True, LOCAL, "the data set's augmentation, where it has one")
     hyper: Mapping[str, Value] = field(default_factory=dict)
@@ -71,9 +65,7 @@ class RunConfig:
     per_client: bool = option(False, RUN, "also the accuracy on every client's own mixture of classes")
     dropout: float = option(0.0, RUN, "probability that an active client never answers", metavar="P")
     max_update_norm: float = option(0.0, RUN, "drop updates with a larger norm; 0 never does", metavar="NORM")
-    on_client_error: OnError = option(
-        "drop", RUN, "a client that raises or whose numbers explode: drop it from the round, or stop"
-    )
+    on_client_error: OnError = option("drop", RUN, "a client that raises or whose numbers explode: drop it, or stop")
     seed: int = option(0, RUN, "the same seed and threads give the same bits")
     precision: Precision = option("fp32", RUN, "fp32, or bf16 for forward passes under autocast")
     engine: Engine = option("plain", RUN, "plain, or stacked: clients of a small model as one computation, one worker")
@@ -82,7 +74,7 @@ class RunConfig:
         None, RUN, "CPU threads per worker (default: PyTorch's choice, 1 with several workers; kept on repeats)"
     )
     workers: int = option(1, MACHINE, "processes that train clients side by side; the results do not change")
-    memory: int = option(4 * 10**9, MACHINE, "clients' memory kept in RAM, the rest in files", kinds.byte_size, "SIZE")
+    memory: int = option(4 * 10**9, MACHINE, "clients' memory kept in RAM, the rest in files", byte_size, "SIZE")
     store: StoreKind = option("shared", MACHINE, "memory with several workers: shared (files) or pinned (to a worker)")
     probe: str | None = option(
         None, RUN, "measure while training: sharpness, hessian, drift or estimate[:every=N,...]; may be repeated"
@@ -97,7 +89,9 @@ class RunConfig:
     device: str = option("auto", MACHINE, "auto, cpu, cuda or cuda:i")
 
 
-OPTIONS: dict[str, Option] = {f.name: option_of(f) for f in dataclasses.fields(RunConfig) if "group" in f.metadata}
+OPTIONS: dict[str, Option] = {f.name: kinds.option_of(f) for f in fields(RunConfig) if "group" in f.metadata}
+SHARES = tuple(name for name, known in OPTIONS.items() if known.kind is active_clients)
+"""Settings of which a whole number is a count and a fraction a share: 1 is one client, 1.0 all of them."""
 RANGES: dict[str, Range] = {
     **choices.RANGES,
     **dict.fromkeys(("samples", "clients", "rounds", "evaluate_every", "keep"), Range(at_least=1, whole=True)),
@@ -179,7 +173,7 @@ def check(config: RunConfig) -> None:
 
 
 def _guess(value: str) -> Value:
-    for kind in (int, float, switch):
+    for kind in (int, float, kinds.switch):
         try:
             return kind(value)
         except ValueError:
@@ -195,9 +189,9 @@ def update(config: RunConfig, values: Mapping[str, Value | None]) -> RunConfig:
         values: By the names of fields and of hyper-parameters.
     """
     given = {name: value for name, value in values.items() if value is not None}
-    fields: dict[str, Any] = {name: value for name, value in given.items() if name in OPTIONS}
+    known: dict[str, Any] = {name: value for name, value in given.items() if name in OPTIONS}
     hyper = {**config.hyper, **{name: value for name, value in given.items() if name not in OPTIONS}}
-    return dataclasses.replace(config, **fields, hyper=hyper)
+    return dataclasses.replace(config, **known, hyper=hyper)
 
 
 def read(path: Path) -> dict[str, Value]:
@@ -240,7 +234,7 @@ def read(path: Path) -> dict[str, Value]:
 def _as_typed(key: str, value: Value) -> Value:
     """TOML's `1` where a number is meant is `1.0`, as it is on the command line."""
     known = OPTIONS.get(key) or HYPER.get(key)
-    return float(value) if known is not None and known.kind is number and type(value) is int else value
+    return float(value) if known is not None and known.kind is kinds.number and type(value) is int else value
 
 
 def _shown(value: object) -> str:
@@ -334,7 +328,7 @@ def changes(left: Mapping[str, Value], right: Mapping[str, Value]) -> list[str]:
     return [
         one_line(f"{name}: {left.get(name, 'unset')} here, {right.get(name, 'unset')} there")
         for name in dict.fromkeys([*left, *right])
-        if left.get(name) != right.get(name)
+        if left.get(name) != right.get(name) or (name in SHARES and type(left.get(name)) is not type(right.get(name)))
     ]
 
 

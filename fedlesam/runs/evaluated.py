@@ -18,12 +18,7 @@ RENAMED = {
 }
 """What the numbers of records and summaries are called where they are of training samples held out."""
 
-PLAIN = {
-    "held_out_loss": "test_loss",
-    "held_out_accuracy": "test_accuracy",
-    "held_out_per_client": "per_client",
-    "left_out": "dropped",
-}
+PLAIN = {RENAMED[name]: name for name in ("test_loss", "test_accuracy", "per_client")} | {"left_out": "dropped"}
 """And back, to the names of a Record; `left_out` is what older folders call the dropped clients."""
 
 

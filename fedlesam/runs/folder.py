@@ -49,14 +49,9 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.config, self.versions = path / "config.toml", path / "versions.json"
-        self.split, self.metrics, self.probes = (
-            path / "split.safetensors",
-            path / "metrics.jsonl",
-            path / "probes.jsonl",
-        )
-        self.model, self.summary = path / "model.safetensors", path / "summary.json"
-        self.checkpoints = path / "checkpoints"
-        self.memory = path / "memory"
+        self.split, self.model = path / "split.safetensors", path / "model.safetensors"
+        self.metrics, self.probes, self.summary = path / "metrics.jsonl", path / "probes.jsonl", path / "summary.json"
+        self.checkpoints, self.memory = path / "checkpoints", path / "memory"
         """What clients remember beyond the memory budget, during the run."""
         self.files = (self.summary, self.model, self.metrics, self.probes, self.split, self.versions, self.config)
         """In the order in which they are removed: last what says which run it is."""

@@ -60,18 +60,11 @@ def locked(folder: Path) -> Iterator[Callable[[int], None]]:
 
 def holder(folder: Path) -> dict[str, Any] | None:
     """The process that holds a folder: pid, host, and since when and which round it works. None if nobody does."""
-    try:
-        handle = os.open(folder / NAME, os.O_RDONLY)
-    except OSError:
-        return None
-    try:
-        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return _read_holder(handle)
-    except OSError:
-        return None
-    finally:
-        os.close(handle)
+    with contextlib.suppress(OSError), (folder / NAME).open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return _read_holder(file.fileno())
     return None
 
 

@@ -59,7 +59,7 @@ def settle(config: RunConfig, folder: Path | None = None) -> tuple[RunConfig, Pa
 
 
 def notes(config: RunConfig, world: World | None = None) -> list[str]:
-    """What a user should know before several workers start.
+    """What a user should know before the run starts.
 
     Args:
         config: Resolved settings.
@@ -70,6 +70,8 @@ def notes(config: RunConfig, world: World | None = None) -> list[str]:
         found.append(f"{workers} workers, {config.threads} thread{'s' if config.threads != 1 else ''} each")
     if config.clients is not None and workers > (active := count_active(config.active, config.clients)):
         found.append(f"only {active} clients are active a round: workers are idle")
+    if config.dropout == 1:
+        found.append("--dropout 1: no client ever answers, so nothing is learnt; give a probability below 1")
     return found
 
 

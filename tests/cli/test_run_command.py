@@ -106,6 +106,28 @@ def test_per_client_accuracy_is_printed(call: Call, tmp_path: Path) -> None:
     assert f"accuracy per client: {', '.join(parts)}, spread {100 * found['spread']:.2f} %" in done.out
 
 
+def test_a_run_in_which_nobody_answers_says_so(call: Call) -> None:
+    done = call("run", *TINY, "--rounds", "1", "--dropout", "1", "--out", "x")
+    assert done.code == 0, "it is what was asked for"
+    assert "--dropout 1: no client ever answers" in done.err and "give a probability below 1" in done.err
+    assert "answers" not in call("run", *TINY, "--rounds", "1", "--dropout", "0.5", "--out", "y").err
+
+
+def test_one_client_is_not_all_of_them(call: Call) -> None:
+    assert call("run", *TINY, "--rounds", "1", "--active", "1", "--out", "x").code == 0
+    other = call("run", *TINY, "--rounds", "1", "--active", "1.0", "--out", "x")
+    assert other.code == 2 and "active: 1.0 here, 1 there" in other.err
+
+
+def test_tune_and_runs_name_the_measure(call: Call) -> None:
+    """The mean of the last evaluations here, the last evaluation there."""
+    args = ["tune", "--over", "lr=0.1", *TINY, "--rounds", "1", "--out", "t"]
+    tuned = call(*args)
+    assert tuned.code == 0 and "held-out accuracy %, mean of the last 10 evaluations" in tuned.out
+    assert json.loads(call(*args, "--json").out)["measure"] == "mean_of_last"
+    assert "last accuracy %" in call("runs", "t").out
+
+
 def test_numbers_that_are_not_finite_end_with_3(call: Call, tmp_path: Path) -> None:
     stop = ["--on-client-error", "stop"]
     done = call("run", "--rounds", "2", *TINY, "--lr", "1e30", "--clip", "0", "--out", "x", *stop)

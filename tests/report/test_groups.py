@@ -55,6 +55,12 @@ def test_a_method_with_other_settings_is_another_line_that_says_so(tmp_path: Pat
     assert any("Not every method has the same seeds" in note for note in found.notes)
 
 
+def test_all_clients_are_not_shown_as_one(tmp_path: Path) -> None:
+    found = compare_runs(runs(fake_run(tmp_path / "a", active=1), fake_run(tmp_path / "b", active=1.0)))
+    assert [group.label for group in found.groups] == ["fedavg active=1", "fedavg active=1.0"]
+    assert any("active: 1 (fedavg active=1); 1.0 (fedavg active=1.0)" in note for note in found.notes)
+
+
 @pytest.mark.parametrize(("name", "ours", "theirs"), [("data", "digits", "cifar10"), ("model", "mlp", "cnn")])
 def test_runs_of_other_data_or_models_are_refused(tmp_path: Path, name: str, ours: str, theirs: str) -> None:
     a, b = (fake_run(tmp_path / value, **{name: value}) for value in (ours, theirs))  # type: ignore[arg-type]
