@@ -29,8 +29,8 @@ def command(what: str, as_json: bool) -> None:
         from fedlesam.data.catalogue import OPTIONS
 
         click.echo("\nWith domains (--split leave-out:DOMAIN) these options can follow, e.g. pacs:size=96,limit=100:")
-        for name, about in OPTIONS.items():
-            click.echo(f"  {name:<7}{about}")
+        for name, meaning in OPTIONS.items():
+            click.echo(f"  {name:<7}{meaning}")
     if what == "algorithms":
         click.echo(
             "\npasses: backward passes per local step. down, up: model-sized vectors a client receives and sends"
@@ -74,8 +74,8 @@ def models() -> Listing:
     rows = []
     for name, make in MODELS.items():
         options = [str(p) for k, p in inspect.signature(make).parameters.items() if k not in ("shape", "classes")]
-        about = (inspect.getdoc(make) or "").splitlines()[0]
-        rows.append([name, ", ".join(options).replace("'", "") or "-", about])
+        summary = (inspect.getdoc(make) or "").splitlines()[0]
+        rows.append([name, ", ".join(options).replace("'", "") or "-", summary])
     own = ["module:callable", "-", "your own, called with shape and classes"]
     return ["name", "options", "what it is"], [*rows, own]
 

@@ -36,7 +36,7 @@ def command(folder: Path, as_json: bool) -> None:
     if not found:
         click.echo(f"{folder}: no runs here")
         return
-    columns = ["run", "method", "state", "round", "last accuracy %", "of", "time left", "checkpoints"]
+    columns = ["run", "method", "state", "round", "accuracy %", "of", "time left", "checkpoints"]
     rows = []
     for run in found:
         name = str(run.path.relative_to(folder)) if run.path != folder else run.path.name
@@ -47,3 +47,4 @@ def command(folder: Path, as_json: bool) -> None:
         at = "" if run.accuracy_round in (None, run.round) else f", round {run.accuracy_round}"
         rows.append([name, run.algorithm, state, rounds, percent(run.accuracy), run.evaluated_on + at, left, size])
     print_table(columns, rows)
+    click.echo("\nAccuracy: of the last evaluation.")

@@ -308,14 +308,14 @@ def write(config: RunConfig) -> str:
     return f"# fedlesam run --config config.toml --out NEW_FOLDER\n{tomli_w.dumps(as_table(config))}"
 
 
-def differences(ours: RunConfig, theirs: RunConfig) -> list[str]:
+def differences(config: RunConfig, other: RunConfig) -> list[str]:
     """What makes two runs different ones.
 
     Args:
-        ours: Resolved settings.
-        theirs: Resolved settings of the other run.
+        config: Resolved settings.
+        other: Those of the other run.
     """
-    return changes(_flat(ours), _flat(theirs))
+    return changes(_flat(config), _flat(other))
 
 
 def changes(left: Mapping[str, Value], right: Mapping[str, Value]) -> list[str]:

@@ -157,7 +157,7 @@ def test_other_lists(call: Call, what: str, names: set[str]) -> None:
     [
         ([], "com", {"compare"}),
         (["run", "--algorithm"], "fedlesam-r", {"fedlesam-released", "fedlesam-released-s", "fedlesam-released-d"}),
-        (["compare", "fedavg"], "sca", {"scaffold"}),
+        (["compare", "fedavg"], "sca", {"scaffold", "scaffold-damped"}),
         (["run", "--model"], "re", {"resnet18"}),
         (["run", "--split"], "path", {"pathological:"}),
         (["run", "--clip-scope"], "", {"loss", "corrected"}),

@@ -125,7 +125,7 @@ def test_tune_and_runs_name_the_measure(call: Call) -> None:
     tuned = call(*args)
     assert tuned.code == 0 and "held-out accuracy %, mean of the last 10 evaluations" in tuned.out
     assert json.loads(call(*args, "--json").out)["measure"] == "mean_of_last"
-    assert "last accuracy %" in call("runs", "t").out
+    assert "Accuracy: of the last evaluation." in call("runs", "t").out
 
 
 def test_numbers_that_are_not_finite_end_with_3(call: Call, tmp_path: Path) -> None:
