@@ -1,12 +1,12 @@
 """Perturbation drift: how far the clients' perturbations point away from the global one."""
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
 
 from fedlesam.algorithms import Algorithm
 from fedlesam.federation import Federation
@@ -32,15 +32,15 @@ class Drift:
         clients_without: Clients without one in the whole round, such as FedLESAM's that were never active before.
     """
 
-    drift: float | None
-    cosine: float | None
-    norm: float | None
-    gradient_norm: float | None
-    full_drift: float | None
-    full_cosine: float | None
-    counted: int
-    without: int
-    clients_without: int
+    drift: float | None = None
+    cosine: float | None = None
+    norm: float | None = None
+    gradient_norm: float | None = None
+    full_drift: float | None = None
+    full_cosine: float | None = None
+    counted: int = 0
+    without: int = 0
+    clients_without: int = 0
 
 
 def perturbs(algorithm: Algorithm) -> bool:
@@ -92,37 +92,27 @@ def drift_of(
     if dropped is not None:
         dropped |= failing
     ascends_alone = isinstance(federation.algorithm.perturbation, LocalAscent)
-    pairs, full_pairs, norms, slopes, without, perturbed = [], [], [], [], 0, set()
+    found: dict[str, list[float]] = defaultdict(list)
+    without, perturbed = 0, set()
     for step, places in enumerate(lockstep(federation, chosen), 1):
         virtual = torch.stack([place.v for place in places]).mean(0)
         g = loss.finite_gradient(virtual)[1]
-        slopes.append(float(g.norm()))
+        found["gradient_norm"].append(float(g.norm()))
         for place in places:
-            if place.e is None or not place.e.norm() > 0 or not slopes[-1] > 0:
+            if place.e is None or not place.e.norm() > 0 or not g.norm() > 0:
                 without += place.moving
                 continue
             perturbed.add(place.client)
-            norms.append(float(place.e.norm()))
-            pairs.append(_apart(g, place.e))
-            if full is not None and ascends_alone:
-                own = full.only(place.client).gradient(place.v)[1]
-                full_pairs += [_apart(g, own)] if own.norm() > 0 else []
+            found["norm"].append(float(place.e.norm()))
+            own = full.only(place.client).gradient(place.v)[1] if full is not None and ascends_alone else None
+            for which, e in (("", place.e), ("full_", own)):
+                if e is not None and e.norm() > 0:
+                    u, v = (x.double() / x.double().norm() for x in (g, e))
+                    found[f"{which}drift"].append(float((u - v).norm()) / 2)
+                    found[f"{which}cosine"].append(float(u @ v))
         tick(step, step)
-    drift, cosine, norm, slope, full_drift, full_cosine = (
-        fmean(values) if values else None for values in (*_columns(pairs), norms, slopes, *_columns(full_pairs))
-    )
-    missed = len(set(chosen) - perturbed)
-    return Drift(drift, cosine, norm, slope, full_drift, full_cosine, len(pairs), without, missed)
-
-
-def _columns(pairs: list[tuple[float, float]]) -> tuple[list[float], list[float]]:
-    return [drift for drift, _ in pairs], [cosine for _, cosine in pairs]
-
-
-def _apart(one: Tensor, other: Tensor) -> tuple[float, float]:
-    """Half the distance, and the cosine of two directions."""
-    u, v = (x.double() / x.double().norm() for x in (one, other))
-    return float((u - v).norm()) / 2, float(u @ v)
+    means = {name: fmean(values) for name, values in found.items()}
+    return Drift(**means, counted=len(found["norm"]), without=without, clients_without=len(set(chosen) - perturbed))
 
 
 @dataclass(frozen=True)

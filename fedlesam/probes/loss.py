@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedlesam.core import seeds
-from fedlesam.core.batches import Batch, Batches, ClientData, as_tensors, size_of
+from fedlesam.core.batches import Batch, Batches, ClientData, size_of
 from fedlesam.core.checks import check_count
 from fedlesam.core.flat_model import FlatModel, Loss
 from fedlesam.federation import Federation
@@ -179,8 +179,5 @@ class GlobalLoss:
             yield torch.cat([x for x, _ in waiting]), torch.cat([y for _, y in waiting])
 
     def _load(self, client: int, indices: Tensor | slice) -> Batch:
-        data, device = self.data[client], self.model.device
-        if as_tensors(data) is not None:
-            return Batches(data, device).fetch(indices, seed=0)
-        with seeds.preserve_rng(device):
-            return Batches(data, device).fetch(indices, seed=0)
+        with seeds.preserve_rng(self.model.device):
+            return Batches(self.data[client], self.model.device).fetch(indices, seed=0)

@@ -110,11 +110,8 @@ def surface_of(
         **(metadata or {}),
     }
     part = path.with_name(f".{path.stem}.part{path.suffix}") if path is not None else None
-    for file in (path, part):
-        earlier = read_surface(file) if file is not None and file.exists() else None
-        if earlier is not None and earlier.metadata == known:
-            break
-        earlier = None
+    kept = (read_surface(file) for file in (path, part) if file is not None and file.exists())
+    earlier = next((surface for surface in kept if surface.metadata == known), None)
     shape = (grid.points,) * grid.dims
     found = earlier or Surface(grid.axis, np.full(shape, np.nan), np.full(shape, np.nan), known)
     done = ~np.isnan(found.loss)
