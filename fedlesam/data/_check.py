@@ -91,6 +91,9 @@ def check(name: str, data_dir: Path | None = None) -> Check:
     """
     if name in EMBEDDED or is_own(name):
         return _report(load(name), "embedded" if name in EMBEDDED else "python callable", (), "", ())
+    if name.startswith("features:"):
+        path = Path(name.removeprefix("features:")).expanduser()
+        return _report(load(name), "frozen features", (path,), file_digest(path, "sha256"), ())
     if is_domains(name):
         request = parse_domains(name)
         listed = domains.find(request, data_dir)

@@ -40,3 +40,14 @@ def flip(x: Tensor, rng: torch.Generator) -> Tensor:
     """
     mirrored = torch.rand(len(x), generator=rng, device=rng.device) < 0.5
     return torch.where(mirrored.to(x.device)[:, None, None, None], x.flip(3), x)
+
+
+def other_view(x: Tensor, rng: torch.Generator) -> Tensor:
+    """Put the last view of each sample first with p .5; a head on frozen features takes the first.
+
+    Args:
+        x: A batch of samples x 1 x views x features.
+        rng: The only source of randomness.
+    """
+    swapped = torch.rand(len(x), generator=rng, device=rng.device) < 0.5
+    return torch.where(swapped.to(x.device)[:, None, None, None], x.flip(2), x)

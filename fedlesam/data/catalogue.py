@@ -113,6 +113,10 @@ def load(name: str, data_dir: Path | str | None = None) -> "DataSet":
     folder = Path(data_dir) if data_dir is not None else None
     if name in EMBEDDED:
         return _load.load_digits()
+    if name.startswith("features:"):
+        from fedlesam.data import features
+
+        return features.read(Path(name.removeprefix("features:")).expanduser())
     if is_domains(name):
         return _load.load_domains(name, folder)
     if is_own(name):
@@ -136,7 +140,7 @@ def is_own(name: str) -> bool:
     Args:
         name: As for `load`.
     """
-    return ":" in name and not name.startswith("folder:") and not is_domains(name)
+    return ":" in name and not name.startswith(("folder:", "features:")) and not is_domains(name)
 
 
 def fetch_hint(name: str, folder: object) -> str:

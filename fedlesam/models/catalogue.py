@@ -11,11 +11,12 @@ from fedlesam.core import seeds
 from fedlesam.core.names import imported, is_path, unknown
 from fedlesam.models.efficientnet import efficientnet_lite0
 from fedlesam.models.resnet import resnet18
-from fedlesam.models.small import Shape, cnn, lenet, mlp
+from fedlesam.models.small import Shape, cnn, head, lenet, mlp
 from fedlesam.models.vit import vit_b32
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "mlp": mlp,
+    "head": head,
     "cnn": cnn,
     "lenet": lenet,
     "resnet18": resnet18,

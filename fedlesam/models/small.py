@@ -1,6 +1,6 @@
 """Small networks for CPUs. Their sizes follow the data."""
 
-from torch import nn
+from torch import Tensor, nn
 
 from fedlesam.core.checks import check_count
 
@@ -32,6 +32,28 @@ def mlp(shape: Shape, classes: int, hidden: int = 64) -> nn.Module:
     check_count("mlp", "hidden", hidden)
     inputs = shape[0] * shape[1] * shape[2]
     return nn.Sequential(nn.Flatten(), nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, classes))
+
+
+class FirstRow(nn.Module):
+    """The first row of each sample: frozen features have an image's views as rows."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x[:, :, 0].flatten(1)
+
+
+def head(shape: Shape, classes: int, hidden: int = 128) -> nn.Module:
+    """One hidden layer, or none, on the first row of a sample: for frozen features.
+
+    Args:
+        shape: (1, views, features) of an input.
+        classes: The number of classes.
+        hidden: The width of the hidden layer; 0 makes the head linear.
+    """
+    check_count("head", "hidden", hidden, at_least=0)
+    inputs = shape[0] * shape[2]
+    if not hidden:
+        return nn.Sequential(FirstRow(), nn.Linear(inputs, classes))
+    return nn.Sequential(FirstRow(), nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, classes))
 
 
 def cnn(shape: Shape, classes: int, width: int = 16) -> nn.Module:

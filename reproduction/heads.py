@@ -1,0 +1,211 @@
+"""Federated heads on frozen features, as an experiment: arms, grids, seeds, gate and rule of decision, fixed beforehand.
+
+docs/results/features/protocol.md says why. Imports no PyTorch.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from fedlesam import algorithms
+from reproduction.paper import paper_tables
+from reproduction.studies import ARMS, TUNING_SEED, Arm
+
+NAME = "claim-features"
+SHOWS = "the claims on frozen features of CIFAR-10, with a positive control, judged by a rule fixed beforehand"
+
+MORE = (
+    Arm("fedlesam-ahead-s", "scaffold", "fedlesam-s", {"direction": "ahead"}),
+    Arm("shuffled-s", "scaffold"),
+    Arm("scaffold-damped"),
+)
+HEADS = ARMS | {arm.name: arm for arm in MORE}
+BASES = ("scaffold", "fedavg", "feddyn")
+PRIMARY = ("fedsam", "fedgamma", "fedlesam", "fedlesam-s", "fedlesam-d")
+OTHERS = ("fedsmoo", "freesam", "freesam-s", "freesam-d", "fedlesam-released-s", "fedlesam-ahead-s", "shuffled-s")
+DAMPED = ("scaffold-damped",)
+"""Its learning rate is tuned like a base's."""
+AT_PAPERS = ("fedlesam", "fedlesam-s", "fedlesam-d", "fedsam", "fedgamma", "fedsmoo")
+"""Also trained at the rho that the paper prints, where another one was chosen."""
+
+CLAIMS = (
+    ("fedlesam", "fedavg"),
+    ("fedlesam-s", "scaffold"),
+    ("fedlesam-d", "feddyn"),
+    ("fedlesam", "fedsam"),
+    ("fedlesam-s", "fedgamma"),
+)
+"""The primary family. The paper does not claim FedLESAM-D over FedSMOO."""
+
+SHARE = 0.25
+"""Of the gain that the paper prints: what is surely smaller speaks against the claim."""
+TESTABLE = 0.5
+"""Points that the paper must print for a claim that this bench can test."""
+GATE = 1.0
+"""Points by which SAM must help where a free SAM is to be judged: FedGAMMA over SCAFFOLD, held-out images."""
+
+
+@dataclass(frozen=True)
+class Bench:
+    """The problem."""
+
+    split: str = "pathological-3"
+    rounds: int = 300
+    every: int = 10
+    """Rounds between two evaluations."""
+    last: int = 5
+    """Evaluations whose mean is the accuracy."""
+    images: int = 10_000
+    """Drawn anew for every seed, the same number of each class."""
+    held_out: int = 5_000
+    """Training images that no client ever has; learning rates and rho are chosen on them."""
+    clients: int = 100
+    active: int = 10
+    epochs: int = 5
+    batch_size: int = 20
+    hidden: int = 128
+    lrs: tuple[float, ...] = (0.03, 0.1, 0.3)
+    rhos: tuple[float, ...] = (0.01, 0.03, 0.1, 0.3, 1.0)
+    tuning_seeds: int = 2
+    seeds: int = 10
+
+    def printed(self, left: str, right: str) -> float:
+        """The gain in the paper's table 2, 100 clients."""
+        rows = paper_tables()["table2"]
+        both = [rows.figure("100 clients, 10% active", arm, f"cifar10/{self.split}") for arm in (left, right)]
+        assert both[0] is not None and both[1] is not None
+        return round(float(both[0][0]) - float(both[1][0]), 2)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A run."""
+
+    split: str
+    tuning: bool
+    arm: str
+    rho: float | None
+    lr: float
+    seed: int
+
+    @property
+    def key(self) -> str:
+        rho = "" if self.rho is None else f"-rho{self.rho:g}"
+        return f"{self.split}-{self.arm}{rho}-lr{self.lr:g}-{'held-out-' if self.tuning else ''}seed{self.seed}"
+
+
+@dataclass
+class Lines:
+    """Finished runs, a line each in a file."""
+
+    bench: Bench
+    found: dict[Trial, dict[str, Any]] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, bench: Bench, path: Path) -> "Lines":
+        lines = cls(bench)
+        for text in path.read_text("utf-8").splitlines() if path.exists() else ():
+            try:
+                line = json.loads(text)
+            except json.JSONDecodeError:  # cut off by a crash: that run is made again
+                continue
+            trial = Trial(**{name: line[name] for name in Trial.__dataclass_fields__})
+            if line["rounds"] == bench.rounds and trial.split == bench.split:
+                lines.found[trial] = line
+        return lines
+
+    def accuracy(self, trial: Trial) -> float | None:
+        """The mean of the last evaluations, in percent; None if it was not run."""
+        line = self.found.get(trial)
+        return None if line is None else fmean(line["evaluations"][-self.bench.last :])
+
+    def held_out(self, arm: str, rho: float | None, lr: float) -> float | None:
+        """The mean over the tuning seeds; None until all of them are there."""
+        values = [self.accuracy(trial) for trial in seeds_of(self.bench, True, arm, rho, lr)]
+        whole = [value for value in values if value is not None]
+        return fmean(whole) if len(whole) == len(values) else None
+
+    def lr(self, arm: str) -> float | None:
+        """That of an arm's base: the best on the held-out images, of equal ones the smaller."""
+        base = HEADS[arm].base or arm
+        return _best({lr: self.held_out(base, None, lr) for lr in self.bench.lrs})
+
+    def rho(self, arm: str) -> float | None:
+        lr = self.lr(arm)
+        if lr is None or not HEADS[arm].base:
+            return None
+        return _best({rho: self.held_out(arm, rho, lr) for rho in self.bench.rhos})
+
+    def tests(self, arm: str, rho: float | None = None) -> dict[int, float]:
+        """Test accuracy by seed, at the chosen rho or at another."""
+        rho, lr = self.rho(arm) if rho is None else rho, self.lr(arm)
+        if lr is None or (HEADS[arm].base and rho is None):
+            return {}
+        trials = seeds_of(self.bench, False, arm, rho, lr)
+        return {trial.seed: value for trial in trials if (value := self.accuracy(trial)) is not None}
+
+    def gate(self) -> float | None:
+        """FedGAMMA over SCAFFOLD on the held-out images, each at its best; None until both are tuned."""
+        lr, rho = self.lr("scaffold"), self.rho("fedgamma")
+        if lr is None or rho is None:
+            return None
+        ours, base = self.held_out("fedgamma", rho, lr), self.held_out("scaffold", None, lr)
+        return None if ours is None or base is None else ours - base
+
+
+def _best(values: dict[float, float | None]) -> float | None:
+    """The key with the largest value, of equal ones the smallest; None unless all have one."""
+    whole = {key: value for key, value in values.items() if value is not None}
+    return max(whole, key=lambda key: (whole[key], -key)) if len(whole) == len(values) else None
+
+
+def seeds_of(bench: Bench, tuning: bool, arm: str, rho: float | None, lr: float) -> list[Trial]:
+    first, count = (TUNING_SEED, bench.tuning_seeds) if tuning else (0, bench.seeds)
+    return [Trial(bench.split, tuning, arm, rho, lr, seed) for seed in range(first, first + count)]
+
+
+def papers_rho(arm: str) -> float:
+    """The catalogue's default, which is the paper's."""
+    return float(algorithms.hyperparameters(HEADS[arm].method)["rho"])
+
+
+def known(arms: Sequence[str]) -> list[str]:
+    """Those that the catalogue has."""
+    return [arm for arm in arms if HEADS[arm].method in algorithms.CATALOGUE]
+
+
+def stages(bench: Bench, lines: Lines) -> Iterator[list[Trial]]:
+    """The order of work. A stage can be listed when those before it are finished; a gate that fails ends it."""
+    yield _lr_trials(bench, BASES[:1])
+    yield _rho_trials(bench, lines, ["fedgamma"])
+    gate = lines.gate()
+    if gate is None or gate < GATE:
+        return
+    yield _lr_trials(bench, BASES[1:])
+    yield _rho_trials(bench, lines, [arm for arm in PRIMARY if arm != "fedgamma"])
+    yield _result_trials(bench, lines, [*BASES, *PRIMARY])
+    yield _lr_trials(bench, known(DAMPED))
+    yield _rho_trials(bench, lines, known(OTHERS))
+    yield _result_trials(bench, lines, known((*DAMPED, *OTHERS)))
+    yield [
+        trial
+        for arm in AT_PAPERS
+        for trial in seeds_of(bench, False, arm, papers_rho(arm), lines.lr(arm) or 0.0)
+        if lines.rho(arm) != papers_rho(arm)
+    ]
+
+
+def _lr_trials(bench: Bench, arms: Sequence[str]) -> list[Trial]:
+    return [trial for arm in arms for lr in bench.lrs for trial in seeds_of(bench, True, arm, None, lr)]
+
+
+def _rho_trials(bench: Bench, lines: Lines, arms: Sequence[str]) -> list[Trial]:
+    pairs = [(arm, rho) for arm in arms for rho in bench.rhos]
+    return [trial for arm, rho in pairs for trial in seeds_of(bench, True, arm, rho, lines.lr(arm) or 0.0)]
+
+
+def _result_trials(bench: Bench, lines: Lines, arms: Sequence[str]) -> list[Trial]:
+    return [t for arm in arms for t in seeds_of(bench, False, arm, lines.rho(arm), lines.lr(arm) or 0.0)]

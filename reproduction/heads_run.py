@@ -1,0 +1,188 @@
+"""Train the runs of the experiment on frozen features: a line a run, in the order of the protocol, by any number of processes."""
+
+import contextlib
+import dataclasses
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedlesam import algorithms, data
+from fedlesam.core import seeds
+from fedlesam.core.local import LocalTraining
+from fedlesam.data.dataset import DataSet, Images
+from fedlesam.data.features import Request
+from fedlesam.engines.settings import Execution
+from fedlesam.engines.stacked import StackedEngine
+from fedlesam.federation import Federation
+from fedlesam.models.catalogue import make_model
+from fedlesam.runs.versions import versions
+from reproduction.heads import HEADS, Bench, Lines, Trial, stages
+
+FEATURES = Request("cifar10", mirror=True, pca=256)
+WAIT = 5.0
+"""Seconds until a process that has nothing to do looks again."""
+
+
+def load(data_dir: Path | None, smoke: bool = False) -> DataSet:
+    """The features; embedded digits in their place, to see that it runs."""
+    if not smoke:
+        return data.load(f"features:{(data_dir or Path('data')) / FEATURES.file}")
+    digits = data.load("digits")
+    train, test = (Images(part.x.flatten(1)[:, None, None] / 16, part.y) for part in (digits.train, digits.test))
+    return dataclasses.replace(digits, train=train, test=test, mean=(0.0,), std=(1.0,), scale=1.0)
+
+
+@dataclass
+class Runner:
+    """Trains trials of one bench on one data set.
+
+    Attributes:
+        bench: The problem.
+        whole: All images.
+        compile: Whether the steps of all clients are compiled as one program.
+    """
+
+    bench: Bench
+    whole: DataSet
+    compile: bool = False
+    made: dict[str, str] = field(default_factory=versions)
+    _step: tuple[Any, ...] = ()
+    """The compiled step of the last run, and what it was compiled for."""
+
+    def train(self, trial: Trial) -> dict[str, Any]:
+        """The line of a run."""
+        began, wall = time.process_time(), time.time()
+        federation = self.federation(trial)
+        tested = [record.test_accuracy for record in federation.run(self.bench.rounds)]
+        evaluations = [round(100 * value, 4) for value in tested if value is not None]
+        return {
+            **dataclasses.asdict(trial),
+            "rounds": self.bench.rounds,
+            "last": evaluations[-1],
+            "mean_of_last": round(float(np.mean(evaluations[-self.bench.last :])), 4),
+            "best": max(evaluations),
+            "dropped": sum(len(record.dropped or ()) for record in federation.history),
+            "processor_seconds": round(time.process_time() - began, 1),
+            "seconds": round(time.time() - wall, 1),
+            "data": self.whole.fingerprint[:16],
+            "commit": self.made["commit"],
+            "torch": self.made["torch"],
+            "command": "python -m reproduction " + " ".join(sys.argv[1:]),
+            "evaluations": evaluations,
+        }
+
+    def federation(self, trial: Trial) -> Federation:
+        bench = self.bench
+        pool = data.select(self.whole, None, bench.held_out)
+        drawn = draw(pool.train.y.numpy(), bench.images, trial.seed)
+        split = data.split(_scheme(bench.split), pool.train.y[drawn], bench.clients, trial.seed)
+        judged = pool.test if trial.tuning else self.whole.test
+        hyper = dict(HEADS[trial.arm].hyper) | ({} if trial.rho is None else {"rho": trial.rho})
+        local = LocalTraining(
+            lr=trial.lr,
+            epochs=bench.epochs,
+            batch_size=bench.batch_size,
+            clip_scope="corrected",
+            augment=self.whole.augment,
+        )
+        federation = Federation(
+            make_model(f"head:hidden={bench.hidden}", self.whole.shape, len(self.whole.classes), trial.seed),
+            [pool.shard(torch.from_numpy(drawn[part])) for part in split.clients],
+            algorithms.get(HEADS[trial.arm].method, **hyper),
+            local,
+            active=bench.active,
+            test=dataclasses.replace(pool, test=judged).test_shard(),
+            seed=trial.seed,
+            evaluate_every=bench.every,
+            execution=Execution(threads=1, engine="stacked", compile=self.compile),
+        )
+        self._share_step(federation, dataclasses.replace(trial, seed=0))
+        return federation
+
+    def _share_step(self, federation: Federation, like: Trial) -> None:
+        """Runs that differ in the seed alone have one compiled step: to compile takes as long as fifty rounds."""
+        engine = federation._local_engine
+        if self.compile and isinstance(engine, StackedEngine):
+            if self._step and self._step[0] == like:
+                engine.step = self._step[1]
+            else:
+                torch._dynamo.reset()
+                self._step = (like, engine.step)
+
+
+def draw(labels: np.ndarray[Any, np.dtype[np.int64]], count: int, seed: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Places of `count` samples, the same number of each class, at random."""
+    rng = np.random.default_rng(seeds.derive(seed, "images"))
+    classes = np.unique(labels)
+    each = [rng.choice(np.flatnonzero(labels == c), count // len(classes), replace=False) for c in classes]
+    return np.sort(np.concatenate(each))
+
+
+def _scheme(split: str) -> str:
+    """`pathological-3` as `pathological:3`."""
+    return ":".join(split.split("-", 1))
+
+
+def work(runner: Runner, out: Path, say: Callable[[str], None]) -> Lines:
+    """Train what is not there, until the protocol's end or a gate that fails; other processes may do the same."""
+    path = out / "runs.jsonl"
+    out.mkdir(parents=True, exist_ok=True)
+    while True:
+        lines = Lines.read(runner.bench, path)
+        left = next((left for stage in stages(runner.bench, lines) if (left := [t for t in stage if t not in lines.found])), [])
+        if not left:
+            return lines
+        for trial in left:
+            with claimed(out, trial) as mine:
+                if mine and trial not in Lines.read(runner.bench, path).found:
+                    line = runner.train(trial)
+                    append(path, line)
+                    say(f"{trial.key}: {line['mean_of_last']:.2f}, {line['processor_seconds']:.0f} s of processor time")
+                    break
+        else:
+            time.sleep(WAIT)
+
+
+@contextlib.contextmanager
+def claimed(out: Path, trial: Trial) -> Any:
+    """Whether this process has the trial: a file with its number, which a dead process loses."""
+    path = out / f".{trial.key}.pid"
+    try:
+        with contextlib.suppress(FileNotFoundError, ValueError):
+            if not _alive(int(path.read_text())):
+                path.unlink(missing_ok=True)
+        with path.open("x") as file:
+            file.write(str(os.getpid()))
+    except FileExistsError:
+        yield False
+        return
+    try:
+        yield True
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def append(path: Path, line: dict[str, Any]) -> None:
+    """One line in one write, on disk when it returns."""
+    with path.open("ab") as file:
+        file.write(f"{json.dumps(line)}\n".encode())
+        file.flush()
+        os.fsync(file.fileno())
