@@ -1,5 +1,6 @@
 """The command `python -m reproduction`."""
 
+from collections.abc import Collection
 from functools import partial
 from pathlib import Path
 
@@ -9,8 +10,9 @@ from fedlesam.cli import main
 from fedlesam.cli.options import OUTPUT, Grouped, GroupedCommand
 from fedlesam.cli.show import Display, print_table
 from fedlesam.cli.sweep_display import print_failed, watch_sweep
+from fedlesam.core import disk
 from fedlesam.core.names import unknown
-from reproduction import claim, plan
+from reproduction import claim, heads, plan
 from reproduction.items import ITEMS
 from reproduction.plan import find_items, parse_only
 from reproduction.reproduce import Request, available, reproduce
@@ -90,7 +92,9 @@ def command(
     and a page, index.html. Cells of a data set that is missing are empty and give the reason.
 
     claim, claim-regimes and claim-cifar10 test whether the paper's claims hold: every method's rho is chosen on
-    validation images split from the training data, then all methods are compared on the same seeds.
+    validation images split from the training data, then all methods are compared on the same seeds. claim-features does
+    so on frozen features, which `fedlesam data features cifar10 --mirror --pca 256` puts into the data folder; several
+    processes can work on one DIR.
     """
     if listing:
         _list()
@@ -99,6 +103,10 @@ def command(
         raise click.UsageError("name a table or figure, or `all`; `python -m reproduction --list` shows them")
     if scale not in SCALES:
         raise unknown("scale", scale, SCALES)
+    if heads.NAME in items:
+        if len(items) > 1:
+            raise click.UsageError(f"{heads.NAME} stands alone")
+        return _heads(scale, parse_only(only).splits, seeds, data_dir, out, dry_run, Display(quiet))
     if set(items) & set(NAMES):
         if len(items) > 1 or only:
             raise click.UsageError(f"{items[0]}: a study of the claim stands alone and takes no --only")
@@ -119,6 +127,7 @@ def _list() -> None:
     for name in NAMES:
         asked = [(studies(scale)[name], Where(scale)) for scale in SCALES.values()]
         rows.append([name, asked[0][0].shows, *(_size(*claim.count(*one)) for one in asked)])
+    rows.append([heads.NAME, heads.SHOWS, *(_size(*heads.count(scale)) for scale in SCALES)])
     print_table(["", "shows", *SCALES], rows)
     seeds = ", ".join(f"{scale.name} {scale.seeds}" for scale in SCALES.values())
     click.echo(
@@ -167,6 +176,36 @@ def _study(name: str, where: Where, seeds: int | None, jobs: int, dry_run: bool,
         click.echo(markdown(outcome.table))
         click.echo(f"results: {out / 'results'}")
     return print_failed(outcome.failed)
+
+
+def _heads(
+    scale: str,
+    splits: Collection[str],
+    seeds: int | None,
+    data_dir: str | None,
+    out: Path | None,
+    dry: bool,
+    display: Display,
+) -> int:
+    """Every split whose gate is open, one after the other; the tables are written from all lines that are there."""
+    from reproduction import heads_run, heads_tables
+
+    folder = out or Path("runs") / f"{heads.NAME}-{scale}"
+    for bench in heads.benches(scale, seeds):
+        if splits and bench.split not in splits:
+            continue
+        for text in heads_tables.rules(bench):
+            display.say(f"rule: {text}")
+        lines = heads.Lines.read(bench, folder / "runs.jsonl")
+        if not dry:
+            data = heads_run.load(Path(data_dir) if data_dir else None, smoke=scale == "smoke")
+            lines = heads_run.work(heads_run.Runner(bench, data, scale != "smoke"), folder, display.say)
+        table = markdown(heads_tables.make(bench, lines))
+        if lines.found:
+            disk.write_text(folder / "results" / f"{bench.split}.md", table)
+        if not display.quiet:
+            click.echo(table)
+    return 0
 
 
 if __name__ == "__main__":

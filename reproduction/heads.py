@@ -1,11 +1,11 @@
-"""Federated heads on frozen features, as an experiment: arms, grids, seeds, gate and rule of decision, fixed beforehand.
+"""Federated heads on frozen features, an experiment: arms, grids, seeds, gate and rule of decision, fixed beforehand.
 
 docs/results/features/protocol.md says why. Imports no PyTorch.
 """
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -44,8 +44,6 @@ SHARE = 0.25
 """Of the gain that the paper prints: what is surely smaller speaks against the claim."""
 TESTABLE = 0.5
 """Points that the paper must print for a claim that this bench can test."""
-GATE = 1.0
-"""Points by which SAM must help where a free SAM is to be judged: FedGAMMA over SCAFFOLD, held-out images."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +69,8 @@ class Bench:
     rhos: tuple[float, ...] = (0.01, 0.03, 0.1, 0.3, 1.0)
     tuning_seeds: int = 2
     seeds: int = 10
+    gate: float = 1.0
+    """Points by which SAM must help where a free SAM is to be judged: FedGAMMA over SCAFFOLD, held-out images."""
 
     def printed(self, left: str, right: str) -> float:
         """The gain in the paper's table 2, 100 clients."""
@@ -169,7 +169,7 @@ def seeds_of(bench: Bench, tuning: bool, arm: str, rho: float | None, lr: float)
 
 def papers_rho(arm: str) -> float:
     """The catalogue's default, which is the paper's."""
-    return float(algorithms.hyperparameters(HEADS[arm].method)["rho"])
+    return float(str(algorithms.hyperparameters(HEADS[arm].method)["rho"]))
 
 
 def known(arms: Sequence[str]) -> list[str]:
@@ -182,7 +182,7 @@ def stages(bench: Bench, lines: Lines) -> Iterator[list[Trial]]:
     yield _lr_trials(bench, BASES[:1])
     yield _rho_trials(bench, lines, ["fedgamma"])
     gate = lines.gate()
-    if gate is None or gate < GATE:
+    if gate is None or gate < bench.gate:
         return
     yield _lr_trials(bench, BASES[1:])
     yield _rho_trials(bench, lines, [arm for arm in PRIMARY if arm != "fedgamma"])
@@ -209,3 +209,23 @@ def _rho_trials(bench: Bench, lines: Lines, arms: Sequence[str]) -> list[Trial]:
 
 def _result_trials(bench: Bench, lines: Lines, arms: Sequence[str]) -> list[Trial]:
     return [t for arm in arms for t in seeds_of(bench, False, arm, lines.rho(arm), lines.lr(arm) or 0.0)]
+
+
+def benches(scale: str, seeds: int | None = None) -> list[Bench]:
+    """The splits, in the order of work. Full scale has the paper's number of rounds."""
+    if scale == "smoke":
+        small = Bench(rounds=4, every=1, last=2, images=200, held_out=100, clients=10, active=4, hidden=8, gate=-100)
+        return [replace(small, lrs=(0.1,), rhos=(0.1,), tuning_seeds=1, seeds=seeds or 2)]
+    first = Bench(rounds=300 if scale == "cpu" else 800, seeds=seeds or 10)
+    return [first, replace(first, split="dirichlet-0.1")]
+
+
+def count(scale: str) -> tuple[int, int]:
+    """Runs and rounds, if the gates are open and no chosen rho is the paper's."""
+    runs = rounds = 0
+    for bench in benches(scale):
+        tuned = len(bench.lrs) * (len(BASES) + len(DAMPED)) + len(bench.rhos) * (len(PRIMARY) + len(OTHERS))
+        arms = len(BASES) + len(DAMPED) + len(PRIMARY) + len(OTHERS) + len(AT_PAPERS)
+        some = tuned * bench.tuning_seeds + arms * bench.seeds
+        runs, rounds = runs + some, rounds + some * bench.rounds
+    return runs, rounds

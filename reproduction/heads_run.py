@@ -1,4 +1,4 @@
-"""Train the runs of the experiment on frozen features: a line a run, in the order of the protocol, by any number of processes."""
+"""Train the runs of the experiment on frozen features: a line a run, in the protocol's order."""
 
 import contextlib
 import dataclasses
@@ -15,7 +15,6 @@ import numpy as np
 import torch
 
 from fedlesam import algorithms, data
-from fedlesam.core import seeds
 from fedlesam.core.local import LocalTraining
 from fedlesam.data.dataset import DataSet, Images
 from fedlesam.data.features import Request
@@ -120,7 +119,7 @@ class Runner:
 
 def draw(labels: np.ndarray[Any, np.dtype[np.int64]], count: int, seed: int) -> np.ndarray[Any, np.dtype[np.int64]]:
     """Places of `count` samples, the same number of each class, at random."""
-    rng = np.random.default_rng(seeds.derive(seed, "images"))
+    rng = np.random.default_rng([seed, len(labels)])
     classes = np.unique(labels)
     each = [rng.choice(np.flatnonzero(labels == c), count // len(classes), replace=False) for c in classes]
     return np.sort(np.concatenate(each))
@@ -137,7 +136,9 @@ def work(runner: Runner, out: Path, say: Callable[[str], None]) -> Lines:
     out.mkdir(parents=True, exist_ok=True)
     while True:
         lines = Lines.read(runner.bench, path)
-        left = next((left for stage in stages(runner.bench, lines) if (left := [t for t in stage if t not in lines.found])), [])
+        left = next(
+            (left for stage in stages(runner.bench, lines) if (left := [t for t in stage if t not in lines.found])), []
+        )
         if not left:
             return lines
         for trial in left:

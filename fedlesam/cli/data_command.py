@@ -56,3 +56,46 @@ def check_command(name: str, data_dir: Path | None) -> None:
     with Display(quiet=False).open():
         found = check(name, data_dir)
     click.echo("\n".join(found.lines()))
+
+
+@command.command(
+    "features",
+    cls=GroupedCommand,
+    short_help="frozen features of a data set, as data",
+    examples=(
+        "fedlesam data features cifar10 --trunk efficientnet-lite0 --size 96 --mirror --pca 256 --data-dir data",
+        "fedlesam run --data features:data/cifar10-efficientnet-lite0-96-mirror-pca256.safetensors --model head",
+    ),
+)
+@click.argument("name")
+@WHERE
+@click.option(
+    "--trunk", default="efficientnet-lite0", metavar="NAME", help="a pretrained network  [efficientnet-lite0]"
+)
+@click.option("--size", type=int, default=96, metavar="N", help="pixels of a side to which images are resized  [96]")
+@click.option("--mirror", is_flag=True, help="the mirror images' features too: training then takes either at random")
+@click.option("--pca", type=int, metavar="N", help="keep so many principal components  [all features]")
+@click.option(
+    "--out", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="[DIR/named after the rest]"
+)
+@click.option("--quiet", "-q", is_flag=True, help="no progress")
+def features_command(
+    name: str,
+    data_dir: Path | None,
+    trunk: str,
+    size: int,
+    mirror: bool,
+    pca: int | None,
+    out: Path | None,
+    quiet: bool,
+) -> None:
+    """Let a pretrained network without its head see every image once; `--data features:FILE` then trains heads.
+
+    What was computed is kept in the cache: repeat the command to resume it, or to take other components.
+    """
+    from fedlesam.cli.show import Display
+    from fedlesam.data.features import Request, compute
+
+    with Display(quiet).open():
+        path = compute(Request(name, trunk, size, mirror, pca), out, data_dir)
+    click.echo(f"--data features:{path}")

@@ -74,6 +74,11 @@ class Request:
     pca: int | None = None
 
     @property
+    def views(self) -> tuple[bool, ...]:
+        """Whether each view is mirrored."""
+        return (False, True) if self.mirror else (False,)
+
+    @property
     def file(self) -> str:
         """The default name of the file."""
         parts = [self.name, self.trunk, self.size, "mirror" * self.mirror, f"pca{self.pca}" if self.pca else ""]
@@ -99,23 +104,17 @@ def compute(request: Request, out: Path | None = None, data_dir: Path | None = N
     out = out or (data_dir or catalogue.DEFAULT_DIR) / request.file
     data = catalogue.load(request.name, data_dir)
     model, known = _trunk(request.trunk)
-    source = _key(request, data, model)
-    train, test = (_views(request, part.x, model, known, f"{source}-{name}", name) for name, part in _parts(data))
-    center = scale = components = None
+    source = f"{VERSION}|{data.fingerprint}|{_digest(model.state_dict())}|{request.size}"
+    train = _views(request, data, "train", model, known, source)
+    test = _views(request, data, "test", model, known, source) if len(data.test) else train[:0]
+    tensors = {"train_y": data.train.y.contiguous(), "test_y": data.test.y.contiguous()}
     if request.pca is not None:
-        train, test, components = _project(train, test, request.pca)
-    center, scale = train.mean((0, 1)), float(train.std())
-    tensors = {
-        "train_x": ((train - center) / scale).contiguous(),
-        "train_y": data.train.y.contiguous(),
-        "test_x": ((test - center) / scale).contiguous(),
-        "test_y": data.test.y.contiguous(),
-        "center": center,
-        "scale": torch.tensor(scale),
-    }
-    if components is not None:
-        tensors["components"] = components
-    about = {"request": vars(request), "source": source, "classes": data.classes, "data": data.fingerprint}
+        tensors["components"] = _components(train.flatten(0, 1), request.pca)
+        train, test = train @ tensors["components"], test @ tensors["components"]
+    tensors |= {"center": train.mean((0, 1)), "scale": train.std((0, 1)).square().mean().sqrt()}
+    for name, part in (("train_x", train), ("test_x", test)):
+        tensors[name] = ((part - tensors["center"]) / tensors["scale"]).contiguous()
+    about = {"request": vars(request), "data": data.fingerprint, "source": source, "classes": data.classes}
     if data.domains is not None:
         tensors["domain"] = torch.from_numpy(np.ascontiguousarray(data.domains.of))
         about["domains"] = data.domains.names
@@ -150,10 +149,6 @@ def read(path: Path) -> DataSet:
     return replace(data, augment=other_view if train.x.shape[2] > 1 else None)
 
 
-def _parts(data: DataSet) -> list[tuple[str, Images]]:
-    return [("train", data.train), ("test", data.test)]
-
-
 def _trunk(spec: str) -> tuple[nn.Module, Trunk]:
     known = TRUNKS.get(spec.partition(":")[0])
     if known is None:
@@ -171,52 +166,55 @@ def _digest(tensors: dict[str, Tensor]) -> str:
     return total.hexdigest()
 
 
-def _key(request: Request, data: DataSet, model: nn.Module) -> str:
-    """Of what decides the trunk's outputs: the samples, the weights, the size."""
-    return f"{VERSION}|{data.fingerprint}|{_digest(model.state_dict())}|{request.size}"
-
-
-def _views(request: Request, x: Tensor, model: nn.Module, known: Trunk, key: str, part: str) -> Tensor:
+def _views(request: Request, data: DataSet, part: str, model: nn.Module, known: Trunk, source: str) -> Tensor:
     """samples x views x features."""
-    views = [_outputs(x, model, known, request.size, key, part, mirror) for mirror in (False, True)[: 1 + request.mirror]]
+    x = (data.train if part == "train" else data.test).x
+    if data.shape[0] not in (1, 3):
+        raise ValueError(f"data {request.name}: a trunk takes grey or colour pictures, it has {data.shape[0]} channels")
+    views = [
+        _outputs(x, data.scale, model, known, request.size, f"{source}-{part}", mirror) for mirror in request.views
+    ]
     return torch.stack(views, 1)
 
 
-def _outputs(x: Tensor, model: nn.Module, known: Trunk, size: int, key: str, part: str, mirror: bool) -> Tensor:
-    """Block by block, from the cache where they are there."""
+def _outputs(x: Tensor, most: float, model: nn.Module, known: Trunk, size: int, key: str, mirror: bool) -> Tensor:
+    """samples x features, block by block, from the cache where they are there."""
     folder = entry_folder("features", f"{key}|{mirror}")
-    logged, blocks = time.monotonic(), []
+    logged, unit, blocks = time.monotonic(), key.rpartition("-")[2] + " mirrored" * mirror, []
     for start in range(0, len(x), BLOCK):
         path = folder / f"{start}.safetensors"
         try:
             block = load_file(path)["features"]
         except (OSError, SafetensorError, KeyError):
-            block = torch.cat([*_forward(x[start : start + BLOCK], model, known, size, mirror)]).half()
+            block = torch.cat([*_forward(x[start : start + BLOCK].float() / most, model, known, size, mirror)]).half()
             with disk.replacing(path) as beside:
                 save_file({"features": block}, beside)
         blocks.append(block.float())
-        progress = {"done": start + len(block), "total": len(x), "unit": f"{part}{' mirrored' * mirror}"}
+        progress = {"done": start + len(block), "total": len(x), "unit": unit}
         if time.monotonic() - logged > SECONDS_BETWEEN_LINES or progress["done"] == len(x):
             logged = time.monotonic()
             log.info("features of %(done)s of %(total)s images, %(unit)s", progress, extra=progress)
-    return torch.cat(blocks) if blocks else torch.empty(0, 0)
+    return torch.cat(blocks)
 
 
 @torch.inference_mode()
 def _forward(x: Tensor, model: nn.Module, known: Trunk, size: int, mirror: bool) -> Iterator[Tensor]:
-    for batch in x.split(BATCH):
-        pictures = F.interpolate(batch.float() / 255, size=(size, size), mode="bilinear", antialias=True)
-        pictures = (pictures.flip(3) if mirror else pictures).sub_(known.mean).div_(known.std)
+    """The outputs, batch by batch, of samples from 0 to 1; grey ones become colour."""
+    for start in range(0, len(x), BATCH):
+        pictures = x[start : start + BATCH].expand(-1, 3, -1, -1)
+        pictures = F.interpolate(pictures, size=(size, size), mode="bilinear", antialias=True)
+        pictures = (pictures.flip(3) if mirror else pictures).sub(known.mean).div_(known.std)
         yield model(pictures.contiguous(memory_format=torch.channels_last)).flatten(1)
 
 
-def _project(train: Tensor, test: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Onto the principal components of the training samples, of all views."""
-    rows = train.flatten(0, 1)
+def _components(rows: Tensor, count: int) -> Tensor:
+    """The first principal components; the sign of each is free, its sum is made positive."""
     if not 1 <= count <= min(rows.shape):
         raise ValueError(f"--pca {count}: there are {rows.shape[1]} features of {rows.shape[0]} training views")
     center = rows.mean(0)
-    covariance = sum((part - center).double().T @ (part - center).double() for part in rows.split(10_000))
-    vectors = torch.linalg.eigh(covariance)[1].flip(1)[:, :count]  # type: ignore[arg-type]
-    vectors = (vectors * vectors.sum(0).sign()).float().contiguous()  # a sign is free; this one depends on the data only
-    return *((part - center) @ vectors if len(part) else part.new_empty(0, part.shape[1], count) for part in (train, test)), vectors
+    covariance = torch.zeros(rows.shape[1], rows.shape[1], dtype=torch.float64)
+    for start in range(0, len(rows), 10_000):
+        part = (rows[start : start + 10_000] - center).double()
+        covariance += part.T @ part
+    vectors = torch.linalg.eigh(covariance)[1].flip(1)[:, :count]
+    return torch.where(vectors.sum(0) < 0, -vectors, vectors).float().contiguous()

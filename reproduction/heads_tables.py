@@ -1,0 +1,178 @@
+"""The experiment on frozen features, judged from its lines."""
+
+from collections.abc import Sequence
+
+from fedlesam.runs.stats import PairedDifferences, holm, paired, seed_mean
+from reproduction.heads import (
+    AT_PAPERS,
+    BASES,
+    CLAIMS,
+    DAMPED,
+    HEADS,
+    NAME,
+    OTHERS,
+    PRIMARY,
+    SHARE,
+    SHOWS,
+    TESTABLE,
+    Bench,
+    Lines,
+    known,
+    papers_rho,
+)
+from reproduction.result_table import Block, Cell, ResultTable
+
+ALPHA = 0.05
+CONTROLS = (
+    ("fedsam", "fedavg"),
+    ("fedgamma", "scaffold"),
+    ("fedsmoo", "feddyn"),
+    ("freesam", "fedavg"),
+    ("freesam-s", "scaffold"),
+    ("freesam-d", "feddyn"),
+    ("freesam", "fedsam"),
+    ("freesam-s", "fedgamma"),
+    ("freesam-d", "fedsmoo"),
+    ("fedlesam-d", "fedsmoo"),
+    ("scaffold-damped", "scaffold"),
+    ("fedlesam-released-s", "scaffold"),
+    ("fedlesam-released-s", "scaffold-damped"),
+    ("fedlesam-ahead-s", "scaffold"),
+    ("fedlesam-s", "shuffled-s"),
+    ("shuffled-s", "scaffold"),
+)
+"""The second family: our questions."""
+
+
+def rules(bench: Bench) -> list[str]:
+    return [
+        f"accuracy is the mean of the last {bench.last} evaluations, one every {bench.every} of {bench.rounds} rounds",
+        f"every base's learning rate is chosen from {_listed(bench.lrs)}, then every arm's rho from "
+        f"{_listed(bench.rhos)} at its base's learning rate, on {bench.held_out:,} held-out training images and "
+        f"{bench.tuning_seeds} tuning seeds",
+        f"gate: FedGAMMA over SCAFFOLD by {bench.gate:g} point or more on the held-out images, before any other arm",
+        f"{bench.seeds} seeds of the results, each with {bench.images:,} training images, a split and a first model of "
+        "its own; differences are paired by seed; an arm whose seeds are not all there is in no verdict",
+        "95 % intervals are t-intervals; p is the sign-flip permutation test's, Holm's correction is over the family",
+        "for: the interval's lower end is above 0 and Holm's p below .05",
+        f"against: the interval's upper end is below {SHARE:g} of the gain that the paper prints for this cell",
+        f"not testable: the paper prints less than {TESTABLE:g} points; undecided: anything else",
+    ]
+
+
+def make(bench: Bench, lines: Lines) -> ResultTable:
+    blocks = [_gate(bench, lines), _family(bench, lines, CLAIMS, "the paper's claims, primary family", printed=True)]
+    blocks.append(_family(bench, lines, CONTROLS, "our questions, second family"))
+    blocks += [_arms(bench, lines), _at_papers(bench, lines), _lrs(bench, lines), _rhos(bench, lines)]
+    notes = [f"rule: {text}" for text in rules(bench)]
+    done = sum(not trial.tuning for trial in lines.found)
+    notes.append(f"lines: {len(lines.found) - done} runs of tuning, {done} of the results")
+    return ResultTable(f"{NAME}-{bench.split}", SHOWS, tuple(b for b in blocks if b.rows), tuple(notes))
+
+
+def verdict(favour: PairedDifferences, corrected: float, printed: float) -> str:
+    """Of a claim, by the rule that was fixed beforehand."""
+    low, high = favour.interval()
+    if printed < TESTABLE:
+        return "not testable here"
+    above, below = low > 0 and corrected < ALPHA, high < SHARE * printed
+    if above and below:
+        return "above 0, but below a quarter of the printed gain"
+    return "for" if above else "against" if below else "undecided"
+
+
+def judge(
+    bench: Bench, lines: Lines, claims: Sequence[tuple[str, str]]
+) -> dict[tuple[str, str], tuple[PairedDifferences, float]]:
+    """Differences and Holm's p of the claims whose arms have all their seeds."""
+    family = {}
+    for left, right in claims:
+        both = [lines.tests(arm) for arm in known((left, right))]
+        if len(both) == 2 and all(len(values) == bench.seeds for values in both) and bench.seeds > 1:
+            family[left, right] = paired(*both)
+    ps = holm([favour.p_value() for favour in family.values()])
+    return {claim: (favour, p) for (claim, favour), p in zip(family.items(), ps, strict=True)}
+
+
+def _gate(bench: Bench, lines: Lines) -> Block:
+    gate = lines.gate()
+    if gate is None:
+        return Block("", (), {})
+    cells = (
+        Cell(gate),
+        Cell(bench.gate),
+        Cell("passed" if gate >= bench.gate else "failed: nothing is decided on this split"),
+    )
+    title = f"{bench.split}: the gate, held-out images, {bench.tuning_seeds} tuning seeds"
+    return Block(title, ("points", "asked", ""), {"fedgamma over scaffold": cells})
+
+
+def _family(bench: Bench, lines: Lines, claims: Sequence[tuple[str, str]], title: str, printed: bool = False) -> Block:
+    judged = judge(bench, lines, claims)
+    rows: dict[str, tuple[Cell, ...]] = {}
+    for (left, right), (favour, p) in judged.items():
+        low, high = favour.interval()
+        cells = [
+            Cell(favour.mean),
+            Cell(f"{low:+.2f} to {high:+.2f}"),
+            Cell(f"{favour.p_value():.4f}"),
+            Cell(f"{p:.4f}"),
+        ]
+        if printed:
+            gain = bench.printed(left, right)
+            cells += [Cell(gain), Cell(verdict(favour, p, gain))]
+        rows[f"{left} over {right}"] = tuple(cells)
+    columns = ("points", "95 %", "p", "Holm's p", *(("the paper prints", "verdict") if printed else ()))
+    left_out = len(claims) - len(judged)
+    more = f"; {left_out} of {len(claims)} wait for runs" if left_out else ""
+    return Block(f"{bench.split}: {title}{more}", columns, rows)
+
+
+def _arms(bench: Bench, lines: Lines) -> Block:
+    rows = {}
+    for arm in known((*BASES, *DAMPED, *PRIMARY, *OTHERS)):
+        tests = lines.tests(arm)
+        value = seed_mean(list(tests.values()))
+        if value is not None:
+            rho = lines.rho(arm)
+            texts = (f"{lines.lr(arm):g}", "-" if rho is None else f"{rho:g}", str(len(tests)))
+            rows[arm] = (*map(Cell, texts), Cell(value.mean, value.spread))
+    return Block(f"{bench.split}: test accuracy at the chosen settings", ("lr", "rho", "seeds", "test"), rows)
+
+
+def _at_papers(bench: Bench, lines: Lines) -> Block:
+    """Over the base, at the rho that the paper prints."""
+    rows = {}
+    for arm in AT_PAPERS:
+        rho = papers_rho(arm)
+        over = paired(lines.tests(arm, rho), lines.tests(HEADS[arm].base))
+        if len(over.values) == bench.seeds > 1:
+            low, high = over.interval()
+            rows[arm] = (Cell(f"{rho:g}"), Cell(over.mean), Cell(f"{low:+.2f} to {high:+.2f}"))
+    return Block(f"{bench.split}: over the base at the paper's rho", ("rho", "points", "95 %"), rows)
+
+
+def _lrs(bench: Bench, lines: Lines) -> Block:
+    rows = {arm: tuple(_cell(lines.held_out(arm, None, lr)) for lr in bench.lrs) for arm in known((*BASES, *DAMPED))}
+    some = {arm: cells for arm, cells in rows.items() if any(cell.ours is not None for cell in cells)}
+    return Block(
+        f"{bench.split}: held-out accuracy over the learning rate", tuple(f"lr {lr:g}" for lr in bench.lrs), some
+    )
+
+
+def _rhos(bench: Bench, lines: Lines) -> Block:
+    rows = {}
+    for arm in known((*PRIMARY, *OTHERS)):
+        lr = lines.lr(arm)
+        cells = tuple(_cell(None if lr is None else lines.held_out(arm, rho, lr)) for rho in bench.rhos)
+        if any(cell.ours is not None for cell in cells):
+            rows[arm] = cells
+    return Block(f"{bench.split}: held-out accuracy over rho", tuple(f"rho {rho:g}" for rho in bench.rhos), rows)
+
+
+def _cell(value: float | None) -> Cell:
+    return Cell(missing="not run yet") if value is None else Cell(value)
+
+
+def _listed(values: Sequence[float]) -> str:
+    return ", ".join(f"{value:g}" for value in values)
