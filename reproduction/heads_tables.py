@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from fedlesam.runs.stats import PairedDifferences, holm, paired, seed_mean
+from fedlesam.runs.stats import PairedDifferences, paired, seed_mean
 from reproduction.heads import (
     AT_PAPERS,
     BASES,
@@ -21,6 +21,7 @@ from reproduction.heads import (
     papers_rho,
 )
 from reproduction.result_table import Block, Cell, ResultTable
+from reproduction.significance import holm, p_value
 
 ALPHA = 0.05
 CONTROLS = (
@@ -90,7 +91,7 @@ def judge(
         both = [lines.tests(arm) for arm in known((left, right))]
         if len(both) == 2 and all(len(values) == bench.seeds for values in both) and bench.seeds > 1:
             family[left, right] = paired(*both)
-    ps = holm([favour.p_value() for favour in family.values()])
+    ps = holm([p_value(favour) for favour in family.values()])
     return {claim: (favour, p) for (claim, favour), p in zip(family.items(), ps, strict=True)}
 
 
@@ -115,7 +116,7 @@ def _family(bench: Bench, lines: Lines, claims: Sequence[tuple[str, str]], title
         cells = [
             Cell(favour.mean),
             Cell(f"{low:+.2f} to {high:+.2f}"),
-            Cell(f"{favour.p_value():.4f}"),
+            Cell(f"{p_value(favour):.4f}"),
             Cell(f"{p:.4f}"),
         ]
         if printed:
