@@ -8,7 +8,7 @@ client after the other (`local_update`); the stacked engine maps them over many 
 import math
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ from fedlesam.core.local import LocalTraining
 from fedlesam.core.messages import Broadcast, ClientResult, Memory
 from fedlesam.core.slots import AffineStep, Algorithm, LocalResult, State, Step
 from fedlesam.core.sound import check_finite
-from fedlesam.core.vectors import add_scaled_, clip_coefficient
+from fedlesam.core.vectors import add_scaled_, clip_coefficient, is_number
 
 
 class Gradient(Protocol):
@@ -71,6 +71,16 @@ class ClientRound:
         return self.algorithm.perturbation.gradient != "unused"
 
 
+def settle(algorithm: Algorithm, broadcast: Broadcast, memory: Memory) -> tuple[State, AffineStep, Tensor | None]:
+    """What the rules fix for a client's round: the perturbation's state, the correction, and e if it is constant."""
+    rule, anchor = algorithm.perturbation, broadcast.weights
+    client_state = rule.begin(anchor, memory.perturbation)
+    affine = algorithm.correction.prepare(anchor, memory.correction, broadcast.correction)
+    ascends = rule.gradient != "unused"
+    e = None if ascends else rule.round_perturbation(anchor, client_state, broadcast.perturbation)
+    return client_state, affine, e if e is None else check_shape(e, anchor)
+
+
 def begin(
     algorithm: Algorithm,
     local: LocalTraining,
@@ -92,14 +102,11 @@ def begin(
         u: the vector in which gradients are taken; it is overwritten.
         vector: gives a vector of the model's size by its name, with any content.
     """
-    rule, anchor = algorithm.perturbation, broadcast.weights
-    client_state = rule.begin(anchor, memory.perturbation)
-    affine = algorithm.correction.prepare(anchor, memory.correction, broadcast.correction)
-    ascends = rule.gradient != "unused"
-    e = None if ascends else rule.round_perturbation(anchor, client_state, broadcast.perturbation)
+    anchor, ascends = broadcast.weights, algorithm.perturbation.gradient != "unused"
+    client_state, affine, e = settle(algorithm, broadcast, memory)
     u.copy_(anchor)
     if e is not None:
-        u.add_(check_shape(e, anchor))
+        u.add_(e)
     return ClientRound(
         algorithm=algorithm,
         local=local,
@@ -139,7 +146,7 @@ def move(r: ClientRound) -> None:
     if r.algorithm.perturbation.gradient == "previous" and r.ascent is not None:
         r.ascent.copy_(g)
     if local.clip_scope == "corrected":
-        if gain != 1:
+        if not is_number(gain, 1):
             g.mul_(gain)
         if bias is not None:
             g.add_(bias)
@@ -147,12 +154,13 @@ def move(r: ClientRound) -> None:
     if local.clip is not None:
         g.mul_(clip_coefficient(g, local.clip))
     if r.momentum is not None:
-        r.momentum.mul_(local.momentum).add_(g, alpha=gain).add_(r.v, alpha=rate).sub_(r.centre, alpha=rate)
+        add_scaled_(r.momentum.mul_(local.momentum), g, gain)
+        add_scaled_(add_scaled_(r.momentum, r.v, rate), r.centre, -rate)
         if bias is not None:
             r.momentum.add_(bias)
         add_scaled_(r.v, r.momentum, -r.lr)
     else:
-        if rate:
+        if not is_number(rate, 0):
             pull_(r, r.lr * rate)
         add_scaled_(r.v, g, -r.lr * gain)
         if bias is not None:
@@ -175,7 +183,7 @@ def finish(
     """The result of a client's round, what the client keeps, and what its two rules upload."""
     rule, correction = r.algorithm.perturbation, r.algorithm.correction
     start = r.anchor if r.ascends or r.e is None else r.anchor + r.e
-    result = LocalResult(r.v - start, steps, float(r.lr))
+    result = LocalResult(r.v - start, steps, cast(float, r.lr))  # a tensor in a map over clients
     after = Memory(
         rule.next_client_state(r.anchor, r.client_state),
         correction.next_client_state(memory.correction, broadcast.correction, result),

@@ -69,7 +69,8 @@ class Memory:
         Args:
             device: of the model.
         """
-        return Memory.unflatten({name: tensor.to(device) for name, tensor in self.flatten().items()})
+        slots = ({n: t.to(device) for n, t in slot.items()} for slot in (self.perturbation, self.correction))
+        return Memory(*slots)
 
     def __bool__(self) -> bool:
         return bool(self.perturbation or self.correction)

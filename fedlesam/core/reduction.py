@@ -17,6 +17,7 @@ from fedlesam.core.exact_sum import MOST, RANGE, ExactSum
 from fedlesam.core.messages import ClientResult
 from fedlesam.core.slots import State
 from fedlesam.core.state import flatten, unflatten
+from fedlesam.core.vectors import rows_of
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ class Reduction:
             if len(good) == 1:
                 found = total.add(named[good[0]][name], weights[0])[None]
             else:
-                found = total.add_rows(torch.stack([named[i][name] for i in good]), weights)
+                found = total.add_rows(rows_of([named[i][name] for i in good]), weights)
             squares = found.tolist() if name == "update" else squares
         for i, weight, square in zip(good, weights, squares, strict=True):
             one, result = answers[i], answers[i].result
@@ -106,10 +107,12 @@ class Reduction:
         """Why each result cannot be added; empty where it can. The device is read once for all of them."""
         if self.by_examples and self.asked > MOST:
             return [f"the clients asked have {self.asked} examples, at most {MOST} can be weighted"] * len(answers)
-        ends = [torch.stack(vector.aminmax()) for vectors in named for vector in vectors.values()]
-        peaks = iter(torch.stack(ends).abs().amax(1).tolist())
-        own = [{name: next(peaks) for name in vectors} for vectors in named]
-        return list(map(self._refusal, answers, own))
+        if len(named) == 1:
+            ends = [torch.stack(vector.aminmax())[:, None] for vector in named[0].values()]
+        else:
+            ends = [torch.stack(rows_of([v[name] for v in named]).aminmax(dim=1)) for name in named[0]]
+        peaks = torch.stack(ends).abs().amax(1).T.tolist()
+        return [self._refusal(a, dict(zip(named[0], own, strict=True))) for a, own in zip(answers, peaks, strict=True)]
 
     def _refusal(self, answer: ClientResult, peaks: Mapping[str, float]) -> str:
         largest = RANGE if self.by_examples else RANGE / self.asked

@@ -1,5 +1,7 @@
 """Arithmetic on flat vectors: every model, update, perturbation and correction is one of them."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -24,3 +26,18 @@ def clip_coefficient(gradient: Tensor, max_norm: float) -> Tensor:
 def add_scaled_(x: Tensor, y: Tensor, scale: float | Tensor) -> Tensor:
     """x + scale * y, in place; a scale that is a number costs no temporary."""
     return x.add_(y * scale) if isinstance(scale, Tensor) else x.add_(y, alpha=scale)
+
+
+def is_number(value: float | Tensor, number: float) -> bool:
+    """Whether it is just this number. A tensor is not read: a hyper-parameter is one where runs differ in it."""
+    return not isinstance(value, Tensor) and value == number
+
+
+def rows_of(vectors: Sequence[Tensor]) -> Tensor:
+    """A row per vector; no copy where they are all rows of one matrix already."""
+    whole = vectors[0]._base
+    if whole is not None and whole.ndim == 2 and len(whole) == len(vectors) and whole.is_contiguous():
+        places = [vector.data_ptr() for vector in vectors]
+        if places == [whole.data_ptr() + i * whole.stride(0) * whole.element_size() for i in range(len(whole))]:
+            return whole
+    return torch.stack(list(vectors))

@@ -1,184 +1,117 @@
-"""The local loop of core/client.py mapped over many clients: their vectors are rows, a step is one computation."""
+"""One local step of many clients as one computation: `look` and `move` of core/client.py, mapped over their rows."""
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.func import functional_call, grad_and_value, vmap
+from torch.fx.experimental.proxy_tensor import make_fx
 
-from fedlesam.core import seeds
-from fedlesam.core.client import ClientRound, begin, look, move
+from fedlesam.core.client import look, move
 from fedlesam.core.flat_model import FlatModel
 from fedlesam.core.local import LocalTraining
-from fedlesam.core.messages import Broadcast, Memory
-from fedlesam.core.slots import AffineStep, Algorithm, State
+from fedlesam.engines._rows import Rows, Tree, dims_of, leaves, map_tree, round_of
 
 log = logging.getLogger("fedlesam")
+
+CONSTANT = ("bias", "e", "gain", "pull")
+"""Rows that a step leaves as they are."""
+
+Program = Callable[..., tuple[Tensor, Tree]]
 
 
 class NotStackable(ValueError):
     """The model or the loss cannot be mapped over clients; no fault of a client."""
 
 
-class Fixed(NamedTuple):
-    """What is the same for all clients and, as a rule, for all rounds: a compiled step is made for it."""
-
-    algorithm: Algorithm
-    local: LocalTraining
-    affine: AffineStep
-    """Without its bias, which is each client's own."""
-
-
-@dataclass
-class Rows:
-    """The rounds of several clients, a row each."""
-
-    fixed: Fixed
-    lr: float
-    common: dict[str, Any]
-    """Tensors that all clients share: anchor, learning rate, the server's state."""
-    own: dict[str, Any]
-    """Tensors by name, a row per client; `client_state` is a dict of them, empty where the steps do not use it."""
-    states: list[State]
-    """The client states at the start, which have the names that each client knows."""
-
-    def row(self, i: int) -> ClientRound:
-        """The round of client number i; its state is a copy, for a row that is kept would keep all of them."""
-        one = round_of(self.fixed, self.common, row_of(self.own, i))
-        one.lr = self.lr
-        own = one.client_state
-        one.client_state = {n: own[n].clone() if n in own else start for n, start in self.states[i].items()}
-        return one
-
-
-def round_of(fixed: Fixed, common: Mapping[str, Any], own: Mapping[str, Any]) -> ClientRound:
-    """One client's round, from the tensors that it shares and its own row."""
-    return ClientRound(
-        algorithm=fixed.algorithm,
-        local=fixed.local,
-        lr=common["lr"],
-        anchor=common["anchor"],
-        client_state=dict(own["client_state"]),
-        server_state=common["server_state"],
-        affine=fixed.affine._replace(bias=own.get("bias")),
-        centre=own.get("e", common["zero"]),
-        u=own["u"],
-        v=own.get("v", own["u"]),
-        g=own["g"],
-        ascent=own.get("ascent"),
-        momentum=own.get("momentum"),
-        e=own.get("e"),
-        mapped=True,
-    )
-
-
-def begin_rows(
-    algorithm: Algorithm, local: LocalTraining, broadcast: Broadcast, memories: Sequence[Memory], masks: Sequence[int]
-) -> Rows:
-    """Start every client, then stack what they start with.
-
-    Args:
-        algorithm: the method.
-        local: how clients train.
-        broadcast: what the server sent.
-        memories: what each client kept.
-        masks: each client's seed, for rules that draw.
-    """
-    anchor = broadcast.weights
-    scratch = torch.empty_like(anchor)
-    us = torch.empty(len(memories), anchor.numel(), dtype=anchor.dtype, device=anchor.device)
-    rounds = []
-    for u, memory, mask in zip(us, memories, masks, strict=True):
-        if algorithm.perturbation.draws:
-            seeds.reseed_torch(mask, anchor.device)
-        rounds.append(begin(algorithm, local, broadcast, memory, u, lambda _: scratch))
-    first = rounds[0]
-    own: dict[str, Any] = {"u": us, "g": torch.zeros_like(us), "client_state": {}}
-    if first.ascends:
-        own["client_state"] = stacked_states([r.client_state for r in rounds], anchor)
-        own |= {"v": us.clone(), "ascent": torch.zeros_like(us)}
-    if first.momentum is not None:
-        own["momentum"] = torch.zeros_like(us)
-    if any(r.affine.bias is not None for r in rounds):
-        own["bias"] = stack_or_zero([r.affine.bias for r in rounds], anchor)
-    if any(r.e is not None for r in rounds):
-        own["e"] = stack_or_zero([r.e for r in rounds], anchor)
-    common = {
-        "anchor": anchor,
-        "lr": anchor.new_tensor(float(first.lr)),
-        "zero": anchor.new_zeros(()),
-        "server_state": dict(broadcast.perturbation),
-    }
-    fixed = Fixed(algorithm, local, first.affine._replace(bias=None))
-    return Rows(fixed, float(first.lr), common, own, [r.client_state for r in rounds])
-
-
 class MappedStep:
-    """One step of all clients as one function of their rows, which it changes in place.
+    """One step of all clients as one function of their rows.
 
-    Compiled, the whole step (ascent, gradients, clipping, descent) is one program without a loop over clients. Where
-    there is no compiler it runs as it is, and a warning says so.
+    Compiled, the whole step (ascent, gradients, clipping, descent) is one program without a loop over clients. It is
+    traced by running it, so a rule may be any Python. Without a compiler it runs as it is, and a warning says so.
     """
 
     def __init__(self, model: FlatModel, local: LocalTraining, compile: bool) -> None:
-        self.model, self.local = model, local
+        self.model, self.local, self.compile = model, local, compile
         self.names, self.shapes, self.sizes = model.names, model.shapes, model.sizes
-        self.fixed: Fixed | None = None
-        self._fast: Callable[..., Tensor] | None = torch.compile(self._step) if compile else None
+        self._programs: list[tuple[Any, Program]] = []
 
     def __call__(self, rows: Rows, x: Tensor, y: Tensor, number: int, noise: Tensor | None) -> Tensor:
-        """The losses of the clients on their batches.
+        """Make the step, and return the losses of the clients on their batches.
 
         Args:
-            rows: their rounds.
+            rows: their rounds; they are changed.
             x: inputs, a row per client.
             y: targets, a row per client.
             number: of the step.
             noise: random numbers for a rule that draws.
         """
-        self.model.module.train()
-        if self.fixed != rows.fixed:
-            self.fixed = rows.fixed
-        arguments = (rows.common, rows.own, x, y, torch.tensor(number), noise)
-        if self._fast is not None:
-            try:
-                return self._fast(*arguments)
-            except Exception as error:
-                if not _is_compilers(error):
-                    raise self._refusal(error) from error
-                log.warning("the step cannot be compiled here, it runs uncompiled: %s", str(error).splitlines()[0])
-                self._fast = None
+        batch = (x, y, torch.tensor(number), *(() if noise is None else (noise,)))
         try:
-            return self._step(*arguments)
+            return self._compiled(rows, batch) if self.compile else self._step(rows, rows.in_steps, rows.own, *batch)
         except RuntimeError as error:
-            raise self._refusal(error) from error
+            what = f"the stacked engine cannot train this model or loss ({str(error).splitlines()[0]})"
+            raise NotStackable(f"{what}; use the plain engine") from error
 
-    def _refusal(self, error: Exception) -> NotStackable:
-        return NotStackable(
-            f"the stacked engine cannot train this model or loss ({str(error).splitlines()[0]}); use the plain engine"
-        )
+    def _compiled(self, rows: Rows, batch: tuple[Tensor, ...]) -> Tensor:
+        shared, own = rows.in_steps, {n: t for n, t in rows.own.items() if n not in rows.scratch}
+        tensors = (*leaves(shared), *leaves(own), *batch)
+        key = (rows.fixed, [(t.shape, t.dtype, t.device) for t in tensors])
+        program = next((program for known, program in self._programs if known == key), None)
+        if program is None:
+            program = self._trace(rows, shared, own, tensors)
+            self._programs.append((key, program))
+        try:
+            losses, changed = program(*tensors)
+        except Exception as error:
+            if not type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
+                raise
+            log.warning("the step cannot be compiled here, it runs uncompiled: %s", str(error).splitlines()[0])
+            self.compile = False
+            return self._step(rows, rows.in_steps, rows.own, *batch)
+        rows.own.update(changed)
+        return losses
+
+    def _trace(self, rows: Rows, shared: Tree, own: Tree, tensors: Sequence[Tensor]) -> Program:
+        """The step as a pure function of tensors, which returns the rows that it changed."""
+
+        def pure(*tensors: Tensor) -> tuple[Tensor, Tree]:
+            given = iter(tensors)
+            theirs, mine = map_tree(shared, lambda _: next(given)), map_tree(own, lambda _: next(given).clone())
+            mine |= {name: mine["u"].clone() for name in rows.scratch}
+            losses = self._step(rows, theirs, mine, *given)
+            return losses, {name: value for name, value in mine.items() if name not in (*CONSTANT, *rows.scratch)}
+
+        traced: Program = torch.compile(make_fx(pure)(*tensors).forward, dynamic=False)
+        return traced
 
     def _step(
-        self, common: dict[str, Any], own: dict[str, Any], x: Tensor, y: Tensor, number: Tensor, noise: Tensor | None
+        self,
+        rows: Rows,
+        shared: Tree,
+        own: Tree,
+        x: Tensor,
+        y: Tensor,
+        number: Tensor,
+        noise: Tensor | None = None,
     ) -> Tensor:
-        fixed = self.fixed
-        assert fixed is not None
+        """Changes `own` in place."""
 
-        def one(row: dict[str, Any], x: Tensor, y: Tensor, noise: Tensor | None) -> Tensor:
+        def one(shared: Tree, own: Tree, x: Tensor, y: Tensor, noise: Tensor | None) -> Tensor:
             def gradient(at: Tensor, out: Tensor, *, final: bool) -> Tensor:
                 slope, loss = grad_and_value(self._loss)(at, x, y)
                 out.copy_(slope)
                 return torch.as_tensor(loss)
 
-            r = round_of(fixed, common, row)
+            r = round_of(rows.fixed, shared, own)
             loss = look(r, gradient, number, noise)
             move(r)
             return loss
 
-        losses: Tensor = vmap(one, (0, 0, 0, None if noise is None else 0), randomness="error")(own, x, y, noise)
+        dims = (dims_of(shared), 0, 0, 0, None if noise is None else 0)
+        losses: Tensor = vmap(one, dims, randomness="error")(shared, own, x, y, noise)
         return losses
 
     def _loss(self, flat: Tensor, x: Tensor, y: Tensor) -> Tensor:
@@ -187,24 +120,3 @@ class MappedStep:
         with torch.autocast(flat.device.type, torch.bfloat16, enabled=self.model.bf16):
             output = functional_call(self.model.module, weights, (x,))
         return self.local.loss(output.float() if self.model.bf16 else output, y)
-
-
-def _is_compilers(error: Exception) -> bool:
-    """Whether the compiler failed, not the model."""
-    return type(error).__module__.startswith(("torch._dynamo", "torch._inductor"))
-
-
-def row_of(tensors: Mapping[str, Any], i: int) -> dict[str, Any]:
-    """The tensors of one client."""
-    return {name: row_of(value, i) if isinstance(value, dict) else value[i] for name, value in tensors.items()}
-
-
-def stack_or_zero(vectors: Sequence[Tensor | None], like: Tensor) -> Tensor:
-    """A row per vector; zeros where there is none."""
-    return torch.stack([torch.zeros_like(like) if vector is None else vector for vector in vectors])
-
-
-def stacked_states(states: Sequence[State], like: Tensor) -> dict[str, Tensor]:
-    """A row per client of every vector that one of them has."""
-    names = dict.fromkeys(name for state in states for name in state)
-    return {name: stack_or_zero([state.get(name) for state in states], like) for name in names}

@@ -13,18 +13,22 @@ import torch
 from torch import Tensor
 
 from fedlesam.core import seeds
-from fedlesam.core.batches import Batches, batch_indices, size_of
+from fedlesam.core.batches import Batches, size_of
 from fedlesam.core.buffers import same_bits
-from fedlesam.core.checks import NotFinite
-from fedlesam.core.client import finish
 from fedlesam.core.messages import Broadcast, ClientResult, Memory
-from fedlesam.engines._mapped import MappedStep, begin_rows
+from fedlesam.core.state import flatten
+from fedlesam.core.vectors import rows_of
+from fedlesam.engines._feed import Fetched, Gathered, Member, can_fill_up, draw_noise
+from fedlesam.engines._mapped import MappedStep
 from fedlesam.engines._mapped import NotStackable as NotStackable
+from fedlesam.engines._rows import Rows, Run, Tree, begin_rows, finish_rows, map_tree
 from fedlesam.engines.base import is_client_error
 from fedlesam.engines.serial import SerialEngine
 
 LARGEST = 64_000_000
 """Entries of the stacked weights at a time."""
+CACHED, LEAST = 1 << 18, 8
+"""The same for a compiled step, about what a core's cache holds; but not fewer clients than this."""
 
 
 CHANGES = "the stacked engine cannot train models that change buffers such as BatchNorm's; use the plain engine ({})"
@@ -41,7 +45,10 @@ def check_stackable(workers: int) -> None:
 
 @dataclass
 class StackedEngine(SerialEngine):
-    """Stacks the active clients that have as many samples and epochs as each other; the rest train one by one."""
+    """Stacks the active clients; one that cannot be, or whose numbers are not finite, trains by itself.
+
+    Clients with other numbers of samples share a stack where the loss can ignore what fills their batches up.
+    """
 
     compile_step: bool = False
     """Compile the step of all clients as one function."""
@@ -49,87 +56,124 @@ class StackedEngine(SerialEngine):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.step = MappedStep(self.model, self.local, self.compile_step)
+        self.widest = 0
+        """The clients of the largest stack: smaller ones are filled up to it, for a compiled step has one shape."""
 
     def results(
         self, broadcast: Broadcast, share: Sequence[int], before_step: Callable[[], None]
     ) -> Iterator[list[ClientResult]]:
-        alike: dict[tuple[int, int], list[int]] = defaultdict(list)
+        alike: dict[tuple[object, ...], list[Member]] = defaultdict(list)
+        alone: list[int] = []
         for client in share:
-            epochs = self.local.epochs_of(self.seed, broadcast.round, client)
-            alike[size_of(self.clients[client]), epochs].append(client)
-        most = max(1, LARGEST // broadcast.weights.numel())
-        for (size, epochs), clients in alike.items():
-            for start in range(0, len(clients), most):
-                group = clients[start : start + most]
+            self.training = client
+            try:
+                member = self._member(broadcast.round, client)
+            except Exception as error:
+                if not is_client_error(error):
+                    raise
+                alone.append(client)  # the plain loop says why
+            else:
+                alike[self._kind(member)].append(member)
+        for members in alike.values():
+            members.sort(key=lambda m: m.steps(self.local.batch_size), reverse=True)
+            for group in self._stacks(members, broadcast.weights.numel()):
                 if len(group) == 1:
-                    yield from super().results(broadcast, group, before_step)
+                    alone.append(group[0].client)
                     continue
                 try:
-                    results = self.together(broadcast, group, size, epochs, before_step)
+                    results = self.together(broadcast, group, before_step)
                 except NotStackable:
                     raise
                 except Exception as error:
                     if not is_client_error(error):
                         raise
-                    yield from super().results(broadcast, group, before_step)  # one by one: who fails, and why
-                else:
+                    results = []
+                answered = {result.client for result in results}
+                alone += [member.client for member in group if member.client not in answered]
+                if results:
                     yield results
+        yield from super().results(broadcast, alone, before_step)  # one by one: who fails, and why
+
+    def _stacks(self, members: list[Member], weights: int) -> Iterator[list[Member]]:
+        """Stacks of nearly equal size: a compiled step is fastest where its rows stay in the cache."""
+        most = max(1, LARGEST // max(weights, *map(_entries, members)))
+        if self.step.compile:
+            most = min(most, max(LEAST, CACHED // weights))
+        size = math.ceil(len(members) / math.ceil(len(members) / most))
+        for start in range(0, len(members), size):
+            yield members[start : start + size]
+
+    def _member(self, round: int, client: int) -> Member:
+        data, rule = Batches(self.clients[client], self.model.device), self.algorithm.perturbation
+        mask = rule.draws or data.tensors is None
+        return Member(
+            client,
+            data,
+            size_of(self.clients[client]),
+            self.local.epochs_of(self.seed, round, client),
+            seeds.generator(self.seed, "batches", round, client),
+            seeds.derive(self.seed, "step", round, client) if mask else 0,
+        )
+
+    def _kind(self, member: Member) -> tuple[object, ...]:
+        """Members of one kind can be in one stack."""
+        pair = member.data.tensors
+        if pair is None or self.local.augment is not None:
+            return member.size, member.epochs
+        kind = *(t.shape[1:] for t in pair), *(t.dtype for t in pair)
+        return kind if can_fill_up(self.local.loss, member.data) else (*kind, member.size, member.epochs)
 
     def together(
-        self, broadcast: Broadcast, group: list[int], size: int, epochs: int, before_step: Callable[[], None]
+        self, broadcast: Broadcast, members: list[Member], before_step: Callable[[], None]
     ) -> list[ClientResult]:
-        """The results of clients that have `size` samples and `epochs` each."""
-        memories = [self.store.get(client, Memory()).to(self.model.device) for client in group]
-        masks = [seeds.derive(self.seed, "step", broadcast.round, client) for client in group]
-        rows = begin_rows(self.algorithm, self.local, broadcast, memories, masks)
+        """The results of clients, those with more steps first; without those whose numbers are not finite."""
+        size, rule = self.local.batch_size, self.algorithm.perturbation
+        steps = [member.steps(size) for member in members]
+        width = self.widest = max(self.widest, len(members)) if self.step.compile else len(members)
+        memories = [self.store.get(member.client, Memory()).to(self.model.device) for member in members]
+        run = Run(self.algorithm, self.local, broadcast)
+        rows = begin_rows(run, memories, [m.mask for m in members] if rule.draws else [], width)
+        feed = self._feed(members, width)
         self.model.load_buffers(broadcast.buffers)
+        self.model.module.train()
         held = self.model.state.tensors()
-        losses: list[Tensor] = []
-        for x, y, noise in self._batches(broadcast.round, group, size, epochs, masks):
+        noise = torch.zeros_like(rows.own["u"]) if rule.draws and rule.gradient != "unused" else None
+        ends, losses = Ends(steps), []
+        for number in range(steps[0]):
             before_step()
-            losses.append(self.step(rows, x, y, len(losses), noise))
-            self.model.backward_passes += len(group) * self.algorithm.perturbation.passes
-        self._check_buffers(broadcast, held)
-        values = torch.stack(losses, dim=1).tolist()
-        finite = (rows.own.get("v", rows.own["u"])).isfinite().all(1).tolist()
-        results = []
-        for i, (client, own) in enumerate(zip(group, values, strict=True)):
-            wrong = next((number for number, value in enumerate(own) if not math.isfinite(value)), None)
-            if wrong is not None:
-                raise NotFinite(f"the loss of step {wrong} is not finite", broadcast.round, client)
-            if not finite[i]:
-                raise NotFinite("the update is not finite", broadcast.round, client)
-            result, after, perturbation, correction = finish(rows.row(i), memories[i], broadcast, len(losses))
-            loss = sum(own) / len(own)
-            results.append(ClientResult(client, size, result, loss, perturbation, correction, broadcast.buffers, after))
-        return results
-
-    def _batches(
-        self, round: int, group: list[int], size: int, epochs: int, masks: list[int]
-    ) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
-        """Inputs and targets of each step, a row per client, and the random numbers of a rule that draws."""
-        local, device = self.local, self.model.device
-        batches = [Batches(self.clients[client], device) for client in group]
-        rngs = [seeds.generator(self.seed, "batches", round, client) for client in group]
-        orders = [batch_indices(size, local.batch_size, epochs, False, rng) for rng in rngs]
-        whole = stacked_data(batches) if local.augment is None else None
-        rows = torch.arange(len(group))[:, None]
-        draws = self.algorithm.perturbation.draws
-        noise = torch.empty(len(group), self.model.weights.numel(), dtype=self.model.weights.dtype) if draws else None
-        for number, chosen in enumerate(zip(*orders, strict=True), 1):
-            if whole is not None:
-                picked = (rows, torch.stack(chosen)) if isinstance(chosen[0], Tensor) else slice(None)
-                x, y = whole[0][picked], whole[1][picked]
-            else:
-                pairs = [b.fetch(i, m + number) for b, i, m in zip(batches, chosen, masks, strict=True)]
-                augment = local.augment or (lambda x, _: x)
-                x = torch.stack([augment(x, rng) for (x, _), rng in zip(pairs, rngs, strict=True)])
-                y = torch.stack([y for _, y in pairs])
+            count = width if self.step.compile else ends.running(number)
             if noise is not None:
-                for row, mask in zip(noise, masks, strict=True):
-                    seeds.reseed_torch(mask + number, device)
-                    row.normal_()
-            yield x, y, noise
+                draw_noise(noise[:count], members, number)
+            x, y = feed(number, count)
+            part = rows.first(count)
+            losses.append(self.step(part, x, y, number, noise if noise is None else noise[:count]))
+            if part is rows:
+                ends.keep(rows, number)
+        ends.restore(rows)
+        self.model.backward_passes += sum(steps) * rule.passes
+        self._check_buffers(broadcast, held)
+        return self._results(broadcast, members, rows, steps, losses)
+
+    def _feed(self, members: list[Member], width: int) -> Gathered | Fetched:
+        if any(member.data.tensors is None for member in members) or self.local.augment is not None:
+            return Fetched(members, self.local.batch_size, self.local.augment)
+        ragged = len({(member.size, member.epochs) for member in members}) > 1
+        fill = ragged or (self.step.compile and can_fill_up(self.local.loss, members[0].data))
+        return Gathered(members, self.local.batch_size, width, fill)
+
+    def _results(
+        self, broadcast: Broadcast, members: list[Member], rows: Rows, steps: list[int], losses: list[Tensor]
+    ) -> list[ClientResult]:
+        longest = torch.nn.utils.rnn.pad_sequence(losses).tolist()
+        answers = finish_rows(rows, steps)
+        finite = rows_of([answer.result.update for answer in answers]).isfinite().all(1).tolist()
+        results = []
+        for i, (member, answer) in enumerate(zip(members, answers, strict=True)):
+            own = longest[i][: steps[i]]
+            if finite[i] and all(map(math.isfinite, own)):
+                slots = answer.perturbation, answer.correction, broadcast.buffers, answer.memory
+                results.append(ClientResult(member.client, member.size, answer.result, sum(own) / len(own), *slots))
+        return results
 
     def _check_buffers(self, broadcast: Broadcast, held: dict[str, Tensor]) -> None:
         """One module stands for all clients of a group, so they cannot differ in what it keeps."""
@@ -142,11 +186,39 @@ class StackedEngine(SerialEngine):
                 raise NotStackable(CHANGES.format(name))
 
 
-def stacked_data(batches: list[Batches]) -> tuple[Tensor, Tensor] | None:
-    """All samples of the clients, a row per client, where they are tensors of one shape and not too large."""
-    pairs = [b.tensors for b in batches if b.tensors is not None]
-    if len(pairs) < len(batches) or len({(x.shape, y.shape, x.dtype, y.dtype) for x, y in pairs}) > 1:
-        return None
-    if len(pairs) * (pairs[0][0].numel() + pairs[0][1].numel()) > LARGEST:
-        return None
-    return torch.stack([x for x, _ in pairs]), torch.stack([y for _, y in pairs])
+class Ends:
+    """Keeps the rows of clients that have made their last step while others go on.
+
+    Args:
+        steps: of each client, the most first.
+    """
+
+    def __init__(self, steps: Sequence[int]) -> None:
+        self.steps = steps
+        self.kept: list[tuple[slice, Tree]] = []
+
+    def running(self, number: int) -> int:
+        """The clients that make this step."""
+        return sum(steps > number for steps in self.steps)
+
+    def keep(self, rows: Rows, number: int) -> None:
+        """After a step: copy the rows for which it was the last, if there will be more."""
+        before, after = self.running(number), self.running(number + 1)
+        if after and before > after:
+            place = slice(after, before)
+            self.kept.append((place, map_tree(_changing(rows), lambda t: t[place].clone())))
+
+    def restore(self, rows: Rows) -> None:
+        """Put all that was kept back into its place."""
+        for place, tree in self.kept:
+            for name, kept in flatten(**tree).items():
+                flatten(**_changing(rows))[name][place] = kept
+
+
+def _changing(rows: Rows) -> Tree:
+    """What a client's result is made of."""
+    return {name: rows.own[name] for name in ("v" if "v" in rows.own else "u", "client_state")}
+
+
+def _entries(member: Member) -> int:
+    return member.data.tensors[0].numel() if member.data.tensors is not None else 0

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedlesam.core.checks import param
 from fedlesam.core.slots import RoundResult, State, Step, TensorSpec
-from fedlesam.core.vectors import ascent_
+from fedlesam.core.vectors import ascent_, is_number
 from fedlesam.rules.perturbation import Ascent
 
 
@@ -32,7 +32,9 @@ class ReleasedAscent(Ascent):
             return None
         step = (anchor - server_state["old"])[: len(self.sizes)]
         shifts = step * (-self.rho / (step.abs().sum() + 1e-7))
-        return shifts.repeat_interleave(torch.tensor(self.sizes, device=anchor.device), output_size=sum(self.sizes))
+        counts, total = torch.tensor(self.sizes, device=anchor.device), sum(self.sizes)
+        owner = torch.arange(len(self.sizes), device=anchor.device).repeat_interleave(counts, output_size=total)
+        return shifts.index_select(0, owner)
 
     def aggregate(self, server_state: State, result: RoundResult) -> State:
         return {"old": result.anchor}
@@ -45,7 +47,7 @@ class RandomRoundAscent(Ascent):
     draws = True
 
     def round_perturbation(self, anchor: Tensor, client_state: State, server_state: State) -> Tensor | None:
-        return ascent_(torch.randn_like(anchor), self.rho) if self.rho else None
+        return ascent_(torch.randn_like(anchor), self.rho) if not is_number(self.rho, 0) else None
 
 
 @dataclass(frozen=True)

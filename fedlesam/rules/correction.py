@@ -7,6 +7,7 @@ from torch import Tensor
 
 from fedlesam.core.checks import param
 from fedlesam.core.slots import AffineStep, Correction, LocalResult, RoundResult, State
+from fedlesam.core.vectors import add_scaled_, is_number
 
 
 @dataclass(frozen=True)
@@ -26,10 +27,10 @@ class ControlVariates(Correction):
 
     def prepare(self, anchor: Tensor, client_state: State, server_state: State) -> AffineStep:
         bias = server_state["c"] - client_state["c"] if "c" in client_state else server_state["c"]
-        return AffineStep(bias=bias if self.scale == 1 else self.scale * bias)
+        return AffineStep(bias=bias if is_number(self.scale, 1) else self.scale * bias)
 
     def next_client_state(self, client_state: State, server_state: State, result: LocalResult) -> State:
-        fresh = torch.sub(-server_state["c"], result.update, alpha=1 / (result.steps * result.lr))
+        fresh = add_scaled_(-server_state["c"], result.update, -1 / (result.steps * result.lr))
         return {"c": fresh.add_(client_state["c"]) if "c" in client_state else fresh}
 
     def upload(self, before: State, after: State) -> State:

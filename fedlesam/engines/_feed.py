@@ -1,0 +1,113 @@
+"""The batches of many clients, a row each: one gather a step where their samples are tensors."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedlesam.core import seeds
+from fedlesam.core.batches import Augment, Batches, batch_indices, steps_per_epoch
+from fedlesam.core.flat_model import Loss
+
+IGNORED = -100
+"""The class number that `F.cross_entropy` leaves out of its mean: it fills the last batch of an epoch up."""
+
+
+@dataclass
+class Member:
+    """A client of a stack."""
+
+    client: int
+    data: Batches
+    size: int
+    epochs: int
+    rng: torch.Generator
+    """Draws the order of its samples, and the augmentation."""
+    mask: int = 0
+    """Its seed of the round, for rules and samples that draw."""
+
+    def steps(self, batch_size: int) -> int:
+        """The local steps of the round."""
+        return self.epochs * steps_per_epoch(self.size, batch_size, join_last=False)
+
+
+def order_of(size: int, batch_size: int, epochs: int, rng: torch.Generator) -> Tensor:
+    """The places of the samples of each batch, a row per step, as `batch_indices` has them; -1 fills up."""
+    steps = steps_per_epoch(size, batch_size, join_last=False)
+    epoch = [torch.arange(size) if steps == 1 else torch.randperm(size, generator=rng) for _ in range(epochs)]
+    orders = torch.stack(epoch)
+    if missing := steps * batch_size - size:
+        orders = F.pad(orders, (0, missing), value=-1)
+    return orders.view(epochs * steps, batch_size)
+
+
+def can_fill_up(loss: Loss, data: Batches) -> bool:
+    """Whether batches of fewer samples can be filled up: the loss has a target that it ignores."""
+    return loss is F.cross_entropy and data.tensors is not None and not data.tensors[1].is_floating_point()
+
+
+class Gathered:
+    """Batches of clients whose samples are tensors of one shape.
+
+    Args:
+        members: the clients, those with more steps first.
+        batch_size: samples of a batch.
+        width: rows of a batch; those beyond the clients have any content.
+        fill: whether all batches have the same size; without it all clients have as many samples.
+    """
+
+    def __init__(self, members: Sequence[Member], batch_size: int, width: int, fill: bool) -> None:
+        pairs = [member.data.tensors for member in members if member.data.tensors is not None]
+        self.x, self.y = (torch.cat(parts) for parts in zip(*pairs, strict=True))
+        orders = [order_of(m.size, batch_size, m.epochs, m.rng) for m in members]
+        self.places = torch.full((len(orders[0]), width, batch_size), -1)
+        start = 0
+        for row, (order, member) in enumerate(zip(orders, members, strict=True)):
+            self.places[: len(order), row] = torch.where(order < 0, -1, order + start)
+            start += member.size
+        self.missing = self.places < 0
+        self.places = self.places.clamp_(min=0).to(self.x.device)
+        self.counts: list[int] | None = None
+        if fill:
+            self.missing = self.missing.to(self.x.device)
+        else:
+            self.counts = (batch_size - self.missing[:, 0].sum(1)).tolist()
+        self.holes = bool(self.missing.any())
+
+    def __call__(self, step: int, rows: int) -> tuple[Tensor, Tensor]:
+        """Inputs and targets of the first rows at a step."""
+        chosen = self.places[step, :rows]
+        if self.counts is not None:
+            chosen = chosen[:, : self.counts[step]]
+        flat = chosen.reshape(-1)
+        x, y = (t.index_select(0, flat).view(*chosen.shape, *t.shape[1:]) for t in (self.x, self.y))
+        if self.counts is None and self.holes:
+            hole = self.missing[step, :rows]
+            y = y.masked_fill(hole.view(*hole.shape, *[1] * (y.ndim - 2)), IGNORED)
+        return x, y
+
+
+class Fetched:
+    """Batches of clients with as many samples each, fetched and augmented client by client."""
+
+    def __init__(self, members: Sequence[Member], batch_size: int, augment: Augment | None) -> None:
+        self.members, self.augment = members, augment
+        self.orders: list[Iterator[Tensor | slice]] = [
+            batch_indices(m.size, batch_size, m.epochs, False, m.rng, m.data.home) for m in members
+        ]
+
+    def __call__(self, step: int, rows: int) -> tuple[Tensor, Tensor]:
+        """Inputs and targets of a step; steps must be asked for in their order."""
+        pairs = [m.data.fetch(next(o), m.mask + step + 1) for m, o in zip(self.members, self.orders, strict=True)]
+        augment = self.augment or (lambda x, _: x)
+        x = torch.stack([augment(x, m.rng) for (x, _), m in zip(pairs, self.members, strict=True)])
+        return x, torch.stack([y for _, y in pairs])
+
+
+def draw_noise(out: Tensor, members: Sequence[Member], step: int) -> None:
+    """Standard normal numbers for a step, each client's from its own seed."""
+    for row, member in zip(out, members, strict=False):
+        seeds.reseed_torch(member.mask + step + 1, out.device)
+        row.normal_()

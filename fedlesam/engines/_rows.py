@@ -1,0 +1,341 @@
+"""The rounds of many clients as rows of matrices: what they start from and what comes out, by the rules' own methods.
+
+The rules are mapped over the rows. Clients whose memories have other names are mapped apart from each other, since a
+rule may ask for a name; the rows of the steps (`_mapped.py`) hold all of them.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from fedlesam.core import seeds
+from fedlesam.core.client import ClientRound, finish, settle
+from fedlesam.core.local import LocalTraining
+from fedlesam.core.messages import Broadcast, Memory
+from fedlesam.core.slots import AffineStep, Algorithm, Correction, LocalResult, Perturbation
+from fedlesam.core.state import flatten, unflatten
+
+Tree = dict[str, Any]
+"""Tensors by name, in dicts of dicts."""
+
+
+class Run(NamedTuple):
+    """The round of one federation, as its clients see it."""
+
+    algorithm: Algorithm
+    local: LocalTraining
+    broadcast: Broadcast
+
+    @property
+    def lr(self) -> float:
+        """The learning rate of the round."""
+        return self.local.lr_at(self.broadcast.round, self.algorithm)
+
+
+class Fixed(NamedTuple):
+    """What is no tensor: a compiled step is made for it."""
+
+    algorithm: Algorithm
+    local: LocalTraining
+    affine: AffineStep
+    """Where gain and pull are the same numbers for all clients."""
+
+
+class Answer(NamedTuple):
+    """What one client's round came to."""
+
+    result: LocalResult
+    memory: Memory
+    perturbation: dict[str, Tensor]
+    correction: dict[str, Tensor]
+
+
+@dataclass
+class Group:
+    """The clients whose memories have the same names."""
+
+    places: list[int]
+    memory: Tree
+    """What they kept, a row each, by slot and name."""
+    state: Tree = field(default_factory=dict)
+    """The perturbation's state of the round, at its start."""
+
+
+@dataclass
+class Rows:
+    """The rounds of several clients, a row each."""
+
+    run: Run
+    memories: Sequence[Memory]
+    fixed: Fixed
+    shared: Tree
+    """What clients have in common: the anchor, the learning rate, the server's state; a row per client, or one number.
+
+    Rows that are equal are one vector in memory.
+    """
+    own: Tree
+    """Tensors with a row per client; `client_state` is a dict of them, empty where the steps do not use it."""
+    groups: list[Group]
+
+    @property
+    def width(self) -> int:
+        """The number of rows, those that only fill up included."""
+        return len(self.own["u"])
+
+    def first(self, count: int) -> "Rows":
+        """The first rows, the same memory."""
+        if count == self.width:
+            return self
+        own, shared = (map_tree(tree, lambda t: t[:count] if t.ndim else t) for tree in (self.own, self.shared))
+        return Rows(self.run, self.memories, self.fixed, shared, own, [])
+
+    @property
+    def scratch(self) -> tuple[str, ...]:
+        """Rows that a step overwrites before it reads them."""
+        return ("g", "ascent") if self.fixed.algorithm.perturbation.gradient == "current" else ("g",)
+
+    @property
+    def in_steps(self) -> Tree:
+        """What a step uses of `shared`."""
+        ascends = self.fixed.algorithm.perturbation.gradient != "unused"
+        return {**self.shared, "correction": {}, **({} if ascends else {"perturbation": {}})}
+
+
+def round_of(fixed: Fixed, shared: Tree, own: Tree) -> ClientRound:
+    """One client's round, from the tensors that it shares and its own row."""
+    gain, pull, bias = fixed.affine
+    return ClientRound(
+        algorithm=fixed.algorithm,
+        local=fixed.local,
+        lr=shared["lr"],
+        anchor=shared["anchor"],
+        client_state=dict(own["client_state"]),
+        server_state=shared["perturbation"],
+        affine=AffineStep(own.get("gain", gain), own.get("pull", pull), own.get("bias", bias)),
+        centre=own["e"] if "e" in own else shared["zero"],
+        u=own["u"],
+        v=own["v"] if "v" in own else own["u"],
+        g=own["g"],
+        ascent=own.get("ascent"),
+        momentum=own.get("momentum"),
+        e=own.get("e"),
+        mapped=True,
+    )
+
+
+def begin_rows(run: Run, memories: Sequence[Memory], masks: Sequence[int], width: int) -> Rows:
+    """Start the rounds of several clients.
+
+    Args:
+        run: the round.
+        memories: what each client kept.
+        masks: each client's seed, for rules that draw; empty for others.
+        width: rows to make; those beyond the clients have any content.
+    """
+    anchor, rule = run.broadcast.weights, run.algorithm.perturbation
+    sent = {"anchor": anchor, "perturbation": run.broadcast.perturbation, "correction": run.broadcast.correction}
+    shared = map_tree(sent, lambda t: t.expand(width, *t.shape))
+    shared |= {"lr": anchor.new_tensor(run.lr), "zero": anchor.new_zeros(())}
+    own: Tree = {"u": shared["anchor"].clone(memory_format=torch.contiguous_format), "client_state": {}}
+    own["g"] = torch.zeros_like(own["u"])
+    groups = grouped(memories)
+    found = []
+    for group in groups:
+        if masks and rule.gradient == "unused":
+            some = _settled_one_by_one(run, [memories[i] for i in group.places], [masks[i] for i in group.places])
+        else:
+            some = _settled(run, shared, group)
+        group.state = some.pop("state")
+        found.append(some if rule.gradient == "unused" else {**some, "client_state": group.state})
+    affine = _same_numbers(found, ("gain", "pull"))
+    for group, some in zip(groups, found, strict=True):
+        _put(own, some, group.places, anchor.new_zeros(width))
+    if type(rule).round_perturbation is not Perturbation.round_perturbation:
+        own["u"] += own.setdefault("e", torch.zeros_like(own["u"]))
+    if type(run.algorithm.correction).prepare is not Correction.prepare:
+        own.setdefault("bias", torch.zeros_like(own["u"]))
+    if rule.gradient != "unused":
+        own |= {"v": own["u"].clone(), "ascent": torch.zeros_like(own["u"])}
+    if run.local.momentum:
+        own["momentum"] = torch.zeros_like(own["u"])
+    fixed = Fixed(run.algorithm, run.local, AffineStep(**affine))
+    return Rows(run, memories, fixed, shared, own, groups)
+
+
+def grouped(memories: Sequence[Memory]) -> list[Group]:
+    """The clients by the names of what they kept."""
+    alike: dict[tuple[tuple[str, ...], ...], list[int]] = defaultdict(list)
+    for i, memory in enumerate(memories):
+        alike[tuple(memory.perturbation), tuple(memory.correction)].append(i)
+    return [
+        Group(
+            places,
+            {
+                slot: {name: torch.stack([getattr(memories[i], slot)[name] for i in places]) for name in names}
+                for slot, names in zip(("perturbation", "correction"), both, strict=True)
+            },
+        )
+        for both, places in alike.items()
+    ]
+
+
+def _settled(run: Run, shared: Tree, group: Group) -> Tree:
+    """What the rules fix for the round, a row per client; gain and pull may be plain numbers."""
+    numbers: Tree = {}
+
+    def one(shared: Tree, memory: Tree) -> Tree:
+        sent = Broadcast(0, shared["anchor"], {}, shared["perturbation"], shared["correction"])
+        state, affine, e = settle(run.algorithm, sent, Memory(**memory))
+        return {"state": state, **_tensors({**affine._asdict(), "e": e}, numbers)}
+
+    shared = take_rows(shared, group.places)
+    found: Tree = vmap(one, (dims_of(shared), 0), randomness="error")(shared, group.memory)
+    return {**found, **{name: value for name, value in numbers.items() if value is not None}}
+
+
+def _tensors(values: Tree, rest: Tree) -> Tree:
+    """The tensors of a dict; what is none goes into `rest`."""
+    rest |= {name: value for name, value in values.items() if not isinstance(value, Tensor)}
+    return {name: value for name, value in values.items() if isinstance(value, Tensor)}
+
+
+def _settled_one_by_one(run: Run, memories: Sequence[Memory], masks: Sequence[int]) -> Tree:
+    """The same for a rule that draws: each client from its own seed."""
+    each = []
+    for memory, mask in zip(memories, masks, strict=True):
+        seeds.reseed_torch(mask, run.broadcast.weights.device)
+        state, affine, e = settle(run.algorithm, run.broadcast, memory)
+        each.append({"state": state, **{n: t for n, t in {**affine._asdict(), "e": e}.items() if t is not None}})
+    return stack_trees(each)
+
+
+def stack_trees(trees: Sequence[Tree]) -> Tree:
+    """A row per tree of each tensor; numbers stay, of the first."""
+    return {
+        name: stack_trees([tree[name] for tree in trees])
+        if isinstance(value, dict)
+        else torch.stack([tree[name] for tree in trees])
+        if isinstance(value, Tensor)
+        else value
+        for name, value in trees[0].items()
+    }
+
+
+def _same_numbers(found: Sequence[Tree], names: Sequence[str]) -> Tree:
+    """Take out what is the same number for all groups."""
+    same = {}
+    for name in names:
+        values = [some[name] for some in found]
+        if not any(isinstance(value, Tensor) for value in values) and len(set(values)) == 1:
+            same[name] = values[0]
+            for some in found:
+                del some[name]
+    return same
+
+
+def _put(own: Tree, found: Tree, places: list[int], like: Tensor) -> None:
+    """Write the rows of some clients to their places; a matrix that is new is zero elsewhere."""
+    width = len(like)
+    for name, value in found.items():
+        if isinstance(value, dict):
+            _put(own.setdefault(name, {}), value, places, like)
+        elif isinstance(value, Tensor) and len(places) == width:
+            own[name] = value.contiguous()
+        else:
+            if name not in own:
+                own[name] = like.new_zeros(width, *(value.shape[1:] if isinstance(value, Tensor) else ()))
+            own[name][torch.tensor(places, device=like.device)] = value
+
+
+def finish_rows(rows: Rows, steps: Sequence[int]) -> list[Answer]:
+    """The results of the clients, in their order; each owns what it keeps.
+
+    Args:
+        rows: their rounds, after the last step of each.
+        steps: that each client took.
+    """
+    answers: list[Answer | None] = [None] * len(rows.memories)
+    for group in rows.groups:
+        own = take_rows(rows.own, group.places)
+        own = own if own["client_state"] else {**own, "client_state": group.state}
+        taken = [steps[i] for i in group.places]
+        found, links = _finished(rows, own, group, taken)
+        for row, i in enumerate(group.places):
+            one = {name: found[source][row] for name, source in links.items() if source in found}
+            one |= {name: _source(source, rows, i) for name, source in links.items() if source not in found}
+            answers[i] = _answer(one, steps[i], rows.run.lr)
+    return [answer for answer in answers if answer is not None]
+
+
+def _finished(rows: Rows, own: Tree, group: Group, steps: list[int]) -> tuple[Tree, dict[str, str]]:
+    """The new vectors, a row per client; and for each vector by "slot/name" which it is.
+
+    That is a new one, or one that the client was given: then all clients share it.
+    """
+    links: dict[str, str] = {}
+    same = steps[0] if len(set(steps)) == 1 else None
+
+    def one(shared: Tree, own: Tree, memory: Tree, steps: Tensor) -> Tree:
+        sent = Broadcast(0, shared["anchor"], {}, shared["perturbation"], shared["correction"])
+        r = round_of(rows.fixed, shared, own)
+        taken: Any = same or steps
+        result, after, perturbation, correction = finish(r, Memory(**memory), sent, taken)
+        slots = {"e_kept": after.perturbation, "c_kept": after.correction, "e": perturbation, "c": correction}
+        known = {id(value): name for name, value in flatten(**{"weights": shared["anchor"], **memory}).items()}
+        new: Tree = {}
+        for name, value in flatten(update=result.update, **slots).items():
+            links[name] = known.setdefault(id(value), name)
+            if links[name] == name:
+                new[name] = value
+        return new
+
+    taken = torch.tensor(steps, dtype=own["u"].dtype, device=own["u"].device)
+    shared = take_rows(rows.shared, group.places)
+    return vmap(one, (dims_of(shared), 0, 0, 0))(shared, own, group.memory, taken), links
+
+
+def _source(name: str, rows: Rows, i: int) -> Tensor:
+    if name == "weights":
+        return rows.run.broadcast.weights
+    return rows.memories[i].flatten()[name]
+
+
+def _answer(vectors: Mapping[str, Tensor], steps: int, lr: float) -> Answer:
+    slots = unflatten({name: t for name, t in vectors.items() if name != "update"}, "e_kept", "c_kept", "e", "c")
+    kept = {slot: {n: t if t._base is None else t.clone() for n, t in slots[slot].items()} for slot in slots}
+    return Answer(
+        LocalResult(vectors["update"], steps, lr), Memory(kept["e_kept"], kept["c_kept"]), slots["e"], slots["c"]
+    )
+
+
+def map_tree(tree: Mapping[str, Any], change: Callable[[Tensor], Tensor]) -> Tree:
+    """The same dicts with other tensors."""
+    return {name: map_tree(t, change) if isinstance(t, dict) else change(t) for name, t in tree.items()}
+
+
+def take_rows(tree: Tree, places: list[int]) -> Tree:
+    """Some rows; no copy where all of them are asked for in their order, or are one vector in memory."""
+
+    def take(t: Tensor) -> Tensor:
+        if not t.ndim or places == list(range(len(t))):
+            return t
+        if t.stride(0) == 0:
+            return t[: len(places)]
+        return t.index_select(0, torch.tensor(places, device=t.device))
+
+    return map_tree(tree, take)
+
+
+def dims_of(tree: Tree) -> Tree:
+    """For a map over rows: 0 where there are rows, None for a number."""
+    return {name: dims_of(t) if isinstance(t, dict) else 0 if t.ndim else None for name, t in tree.items()}
+
+
+def leaves(tree: Tree) -> list[Tensor]:
+    """The tensors of a tree."""
+    return [leaf for t in tree.values() for leaf in (leaves(t) if isinstance(t, dict) else (t,))]
