@@ -12,6 +12,7 @@ COMMANDS = {
     "compare": "train several methods on the same split and rank them",
     "probe": "sharpness, curvature and loss surface of finished runs; Theorem 2",
     "report": "one page of runs: charts, loss surfaces, costs; figures and tables for a paper",
+    "watch": "the same page, live, while runs train",
     "tune": "search hyper-parameters on held-out training data",
     "split": "divide a data set over clients, look at it, save it",
     "data": "fetch data sets, and check those you have",

@@ -24,13 +24,14 @@ DIGITS = 5
 """Significant digits of a number in a chart: more cannot be seen, and would double the file."""
 
 
-def page(comparison: Comparison, charts: list[Chart], tables: list[Table]) -> str:
+def page(comparison: Comparison, charts: list[Chart], tables: list[Table], live: str = "") -> str:
     """The text of the HTML file.
 
     Args:
         comparison: The groups of runs, and what must be known to compare them.
         charts: Curves, by `charts_of`.
         tables: Tables, by `tables_of`.
+        live: What `fedlesam watch` calls the state of the runs; such a page asks its server for a newer one.
     """
     pool = Pool()
     panels = {
@@ -47,10 +48,10 @@ def page(comparison: Comparison, charts: list[Chart], tables: list[Table]) -> st
         for g in comparison.groups
     ]
     script, plotly = _file("page.js"), files("plotly").joinpath("package_data", "plotly.min.js").read_text("utf-8")
-    allowed = " ".join(f"'sha256-{_hash(text)}'" for text in (plotly, script))
+    watch = _file("watch.js") if live else ""
     return render(
         "report.html.j2",
-        policy=f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:",
+        policy=_policy(plotly, script, watch),
         title=title(comparison),
         subtitle=subtitle(comparison),
         groups={group["label"]: {"number": i, **group} for i, group in enumerate(groups)},
@@ -63,7 +64,27 @@ def page(comparison: Comparison, charts: list[Chart], tables: list[Table]) -> st
         data=inline_json({"groups": groups, "panels": [panel.data for panel in in_order], "pool": pool.arrays}),
         plotly=plotly,
         script=script,
+        live=live,
+        watch=watch,
     )
+
+
+def waiting_page(text: str, live: str) -> str:
+    """A page that says why there are no charts yet, and renews itself.
+
+    Args:
+        text: What it waits for.
+        live: The state of the runs.
+    """
+    watch = _file("watch.js")
+    return render("waiting.html.j2", policy=_policy(watch), title="No charts yet", text=text, live=live, watch=watch)
+
+
+def _policy(*scripts: str) -> str:
+    """Nothing but these scripts runs, and only a live page may ask its own server."""
+    allowed = " ".join(f"'sha256-{_hash(text)}'" for text in scripts if text)
+    asks = "; connect-src 'self'" if _file("watch.js") in scripts else ""
+    return f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:{asks}"
 
 
 def render(template: str, *packages: str, **values: Any) -> str:

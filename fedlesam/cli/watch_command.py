@@ -1,0 +1,36 @@
+"""fedlesam watch"""
+
+from pathlib import Path
+
+import click
+
+from fedlesam.cli.options import GroupedCommand, option
+from fedlesam.cli.report_command import Accuracy
+
+
+@click.command(
+    "watch",
+    cls=GroupedCommand,
+    short_help="the page of runs, live, while they train",
+    examples=("fedlesam watch runs/x", "fedlesam watch runs/comparison --port 8700"),
+)
+@click.argument("folders", nargs=-1, required=True, metavar="RUN...", type=click.Path(path_type=Path))
+@option("--target", "targets", type=Accuracy(), multiple=True, metavar="ACC", help="cost to this accuracy, 0.8 or 80%")
+@option("--port", type=click.IntRange(1, 65535), help="of the server  [8610, or a free one]")
+@option("--open", "opens", is_flag=True, help="also open the page in the browser")
+def command(folders: tuple[Path, ...], targets: tuple[float, ...], port: int | None, opens: bool) -> None:
+    """Show the page of `fedlesam report` while runs train, from a small server on this machine. Ctrl-C stops it.
+
+    RUN is a run folder, or a folder of run folders that `compare`, `tune` or a sweep fills. The page renews itself when
+    there is something new. The server listens on 127.0.0.1 only, reads the folders and changes nothing.
+    """
+    from fedlesam.report.watch import LivePage, Server
+
+    with Server(LivePage(folders, targets), port) as server:
+        click.echo(f"{server.address}  (Ctrl-C stops)")
+        if opens:
+            click.launch(server.address)
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            click.echo("stopped")
