@@ -1,21 +1,17 @@
 """fedlesam watch"""
 
+from contextlib import suppress
 from pathlib import Path
 
 import click
 
-from fedlesam.cli.options import GroupedCommand, option
-from fedlesam.cli.report_command import Accuracy
+from fedlesam.cli.options import grouped_command, option
+from fedlesam.cli.report_command import accuracy
 
 
-@click.command(
-    "watch",
-    cls=GroupedCommand,
-    short_help="the page of runs, live, while they train",
-    examples=("fedlesam watch runs/x", "fedlesam watch runs/comparison --port 8700"),
-)
+@grouped_command("watch", "fedlesam watch runs/x", "fedlesam watch runs/comparison --port 8700")
 @click.argument("folders", nargs=-1, required=True, metavar="RUN...", type=click.Path(path_type=Path))
-@option("--target", "targets", type=Accuracy(), multiple=True, metavar="ACC", help="cost to this accuracy, 0.8 or 80%")
+@option("--target", "targets", type=accuracy, multiple=True, metavar="ACC", help="cost to this accuracy, 0.8 or 80%")
 @option("--port", type=click.IntRange(1, 65535), help="of the server  [8610, or a free one]")
 @option("--open", "opens", is_flag=True, help="also open the page in the browser")
 def command(folders: tuple[Path, ...], targets: tuple[float, ...], port: int | None, opens: bool) -> None:
@@ -26,11 +22,9 @@ def command(folders: tuple[Path, ...], targets: tuple[float, ...], port: int | N
     """
     from fedlesam.report.watch import LivePage, Server
 
-    with Server(LivePage(folders, targets), port) as server:
+    with Server(LivePage(folders, targets), port) as server, suppress(KeyboardInterrupt):
         click.echo(f"{server.address}  (Ctrl-C stops)")
         if opens:
             click.launch(server.address)
-        try:
-            server.serve_forever()
-        except KeyboardInterrupt:
-            click.echo("stopped")
+        server.serve_forever()
+    click.echo("stopped")
