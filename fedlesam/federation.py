@@ -9,7 +9,7 @@ import signal
 import tempfile
 import time
 import weakref
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import get_args
 
@@ -24,6 +24,7 @@ from fedlesam.core.batches import Batches, ClientData, known_labels
 from fedlesam.core.buffers import Buffers
 from fedlesam.core.checks import check_choice, check_count
 from fedlesam.core.choices import Weighting
+from fedlesam.core.disk import FileDigest
 from fedlesam.core.evaluation import Evaluation, PerClient
 from fedlesam.core.flat_model import FlatModel
 from fedlesam.core.local import LocalTraining
@@ -284,11 +285,11 @@ class Federation:
         """Raise Interrupted for a request to stop that came too late for the last round."""
         self._local_engine.stop_flag.check()
 
-    def save_memories(self, folder: Path, known: Collection[str] = ()) -> Saved:
-        """Put what clients remember into a folder, lastingly; files that are `known` to be there stay as they are."""
+    def save_memories(self, folder: Path, known: Mapping[str, FileDigest] | None = None) -> Saved:
+        """Put what clients remember into a folder, lastingly; what is in the files that are `known` stays there."""
         if self._engine is None and self._pinned and self._begun:
             raise ValueError("the workers that held the clients' memories are gone: start the run again")
-        return (self._engine or self._local_engine).save(folder, known)
+        return (self._engine or self._local_engine).save(folder, self.state.round, known or {})
 
     def collect_memories(self, folder: Path, named: Collection[str]) -> None:
         """Delete from a folder the memories that are not named."""

@@ -7,9 +7,10 @@ import os
 import re
 import shutil
 import uuid
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 PART = ".part"
 """How a file ends that is not finished; one that stays behind was cut off and means nothing."""
@@ -17,9 +18,6 @@ PART = ".part"
 
 OURS = re.compile(r"\.?round\d{6,}[-.].*")
 """The names of files of a round, finished or not."""
-
-MANY = 100
-"""Files from which on syncing each costs more than syncing everything."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +90,16 @@ def write_bytes(path: Path, content: bytes) -> None:
         beside.write_bytes(content)
 
 
+def write_parts(path: Path, parts: Iterable[Any]) -> FileDigest:
+    """Write a file piece by piece, and take its digest on the way; pieces are bytes, or arrays of them."""
+    digest, size = hashlib.sha256(), 0
+    with path.open("wb", buffering=1 << 20) as file:
+        for part in parts:
+            digest.update(part)
+            size += file.write(part)
+    return FileDigest(size, digest.hexdigest())
+
+
 def write_json(path: Path, content: object) -> None:
     write_text(path, json.dumps(content, indent=2, allow_nan=False) + "\n")
 
@@ -116,17 +124,6 @@ def collect(folder: Path, named: Collection[str]) -> None:
             if path.name not in named and OURS.fullmatch(path.name) and (path.is_symlink() or not path.is_dir()):
                 with contextlib.suppress(OSError):
                     path.unlink()
-
-
-def sync(paths: Collection[Path]) -> None:
-    """Make files written without syncing lasting; of many, in one go."""
-    if len(paths) > MANY:
-        os.sync()
-        return
-    for path in paths:
-        sync_file(path)
-    for folder in {path.parent for path in paths}:
-        sync_folder(folder)
 
 
 def sync_file(path: Path) -> None:

@@ -5,11 +5,13 @@ The state of a slot is a dict of tensors. A file or a message holds several slot
 format with JSON metadata, so nothing is unpickled.
 """
 
+import functools
 import json
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import safetensors.torch
 import torch
@@ -113,6 +115,57 @@ def save(path: Path, tensors: Mapping[str, Tensor], *, sync: bool = True, **meta
     """
     with disk.replacing(path, sync) as beside:
         safetensors.torch.save_file(unshare(tensors), beside, metadata=_encode(metadata))
+
+
+class Rows(NamedTuple):
+    """A tensor that is written piece by piece and never held whole."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    pieces: Iterable[Tensor]
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> "Rows":
+        """A tensor in one piece.
+
+        Args:
+            tensor: the tensor.
+        """
+        return cls(tuple(tensor.shape), tensor.dtype, [tensor])
+
+
+def save_rows(path: Path, tensors: Mapping[str, Rows], **metadata: Any) -> disk.FileDigest:
+    """Write a safetensors file piece by piece, lastingly, and return its digest.
+
+    Args:
+        path: the file.
+        tensors: by name.
+        **metadata: anything that JSON holds.
+    """
+    ordered = sorted(tensors.items(), key=lambda item: -item[1].dtype.itemsize)  # keeps all of them aligned
+    header: dict[str, Any] = {"__metadata__": _encode(metadata) or {}}
+    end = 0
+    for name, rows in ordered:
+        start, end = end, end + math.prod(rows.shape) * rows.dtype.itemsize
+        header[name] = {"dtype": _dtype_name(rows.dtype), "shape": rows.shape, "data_offsets": (start, end)}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+
+    def parts() -> Iterator[Any]:
+        yield len(text).to_bytes(8, "little") + text
+        for _, rows in ordered:
+            for piece in rows.pieces:
+                yield piece.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+
+    with disk.replacing(path) as beside:
+        return disk.write_parts(beside, parts())
+
+
+@functools.cache
+def _dtype_name(dtype: torch.dtype) -> str:
+    """What safetensors calls it."""
+    content = safetensors.torch.save({"x": torch.empty(0, dtype=dtype)})
+    return str(json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])["x"]["dtype"])
 
 
 def load(path: Path, device: torch.device | str = "cpu") -> tuple[State, dict[str, Any]]:

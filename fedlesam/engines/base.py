@@ -1,6 +1,6 @@
 """The protocol of an engine: it trains the active clients of a round, holds their states and evaluates the model."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -38,15 +38,15 @@ class Outcome:
 class Saved:
     """Client states that were written to a folder."""
 
-    rounds: dict[int, int]
-    """client -> the round its state is of."""
     digests: dict[str, FileDigest]
-    """Of the files: the new ones when saving, all of them when loading."""
+    """The files that hold them: segments."""
+    rounds: dict[int, int] | None = None
+    """client -> the round its state is of, in a checkpoint of an earlier version: each client has a file there."""
 
     @property
     def empty(self) -> set[int]:
-        """The clients whose state is empty: they have no file."""
-        return {client for client, round in self.rounds.items() if client_file(round, client) not in self.digests}
+        """The clients of an earlier version's checkpoint whose state is empty: they have no file."""
+        return {c for c, round in (self.rounds or {}).items() if client_file(round, c) not in self.digests}
 
 
 class Engine(Protocol):
@@ -70,12 +70,13 @@ class Engine(Protocol):
     def commit(self) -> None:
         """Make the client states of the last trained round current, all at once."""
 
-    def save(self, folder: Path, known: Collection[str]) -> Saved:
-        """Write the current client states to a folder so that they survive a power loss.
+    def save(self, folder: Path, round: int, known: Mapping[str, FileDigest]) -> Saved:
+        """Write what changed of the client states to a folder, so that they survive a power loss.
 
         Args:
             folder: where the files go.
-            known: files that a checkpoint wrote there before; they are not written again.
+            round: rounds done.
+            known: the files of the last checkpoint there; what is in them is not written again.
         """
 
     def load_states(self, folder: Path, saved: Saved) -> None:
@@ -83,7 +84,7 @@ class Engine(Protocol):
 
         Args:
             folder: where the files are.
-            saved: which state each client has, with the digests of all files.
+            saved: the files that hold them, with their digests.
 
         Raises:
             Damaged: a file is missing or is not the one that was saved.

@@ -24,6 +24,7 @@ from fedlesam.core.slots import State
 from fedlesam.core.state import flatten, unflatten
 from fedlesam.engines.base import Outcome, Saved
 from fedlesam.engines.errors import Error, describe, first_error
+from fedlesam.engines.segments import NAME, Segment
 from fedlesam.engines.serial import SerialEngine
 from fedlesam.engines.signals import Interrupted
 from fedlesam.engines.store import Store, anchor_file, client_file
@@ -102,37 +103,50 @@ class DistributedEngine:
             self._homes |= {c: rank for rank, job in enumerate(self._jobs) for c in job if states.get(c)}
         self._call("commit", states=self._states)
 
-    def save(self, folder: Path, known: Collection[str]) -> Saved:
+    def save(self, folder: Path, round: int, known: Mapping[str, FileDigest]) -> Saved:
         """States in a shared folder are saved by the leader, pinned ones by the process that has them."""
         if not self.pinned:
-            return self.local_engine.save(folder, known)
-        saved = Saved({}, {})
-        for reply, _ in self._call("save", folder=str(folder), known=list(known)):
-            saved.rounds.update(reply["rounds"])
-            saved.digests.update(_digests(reply["digests"]))
-        return saved
+            return self.local_engine.save(folder, round, known)
+        replies = self._call("save", folder=str(folder), round=round, known=_dicts(known))
+        return Saved({name: digest for reply, _ in replies for name, digest in _digests(reply["digests"]).items()})
 
     def load_states(self, folder: Path, saved: Saved) -> None:
         """The leader loads states into a shared folder; a pinned one is loaded by a process that has its files.
 
         Where machines share no file system, each has the files of the clients that were pinned to it.
         """
-        empty = saved.empty
         if not self.pinned:
             self.local_engine.load_states(folder, saved)
-            self._call("set_index", rounds=list(saved.rounds.items()), empty=list(empty))
+            self._load(self.local_engine.store.folder or folder, saved, [list(saved.digests)] * self.world.size)
             return
-        digests = {name: asdict(digest) for name, digest in saved.digests.items()}
-        found = [set(reply["found"]) for reply, _ in self._call("find_files", folder=str(folder), digests=digests)]
-        shares: list[dict[int, int]] = [{} for _ in found]
-        for client, round in saved.rounds.items():
-            needed = {client_file(round, client), anchor_file(round)} & saved.digests.keys()
-            able = [rank for rank, names in enumerate(found) if needed <= names]
+        replies = self._call("find_files", folder=str(folder), digests=_dicts(saved.digests))
+        files = [reply["found"] for reply, _ in replies]
+        shares: list[list[int]] = [[] for _ in files]
+        for client, needed in self._needed(folder, saved, [reply["holds"] for reply, _ in replies]).items():
+            able = [rank for rank, names in enumerate(files) if needed <= set(names)]
             if not able:
-                raise Damaged(f"{folder / client_file(round, client)}: is damaged or on no machine of this run")
-            shares[able[client % len(able)]][client] = round
-        self._homes = {client: rank for rank, share in enumerate(shares) for client in share if client not in empty}
-        self._call("load_states", folder=str(folder), shares=[list(s.items()) for s in shares], empty=list(empty))
+                raise Damaged(f"{folder / min(needed)}: is damaged or on no machine of this run")
+            shares[able[client % len(able)]].append(client)
+        replies = self._load(folder, saved, files, shares)
+        self._homes = {client: rank for rank, (reply, _) in enumerate(replies) for client in reply["states"]}
+
+    def _load(
+        self, folder: Path, saved: Saved, files: list[list[str]], shares: list[list[int]] | None = None
+    ) -> list[Reply]:
+        old = None if saved.rounds is None else list(saved.rounds.items())
+        arguments = {"files": files, "shares": shares, "old": old, "empty": list(saved.empty)}
+        return self._call("load_states", folder=str(folder), **arguments)
+
+    def _needed(self, folder: Path, saved: Saved, holds: list[dict[str, Any]]) -> dict[int, set[str]]:
+        """The files each client's state is in; `holds` has the clients and rounds of the segments of each process."""
+        if saved.rounds is not None:
+            names = saved.digests.keys()
+            return {c: {client_file(t, c), anchor_file(t)} & names for c, t in saved.rounds.items()}
+        known = {name: dict(clients) for held in holds for name, clients in held.items()}
+        if lost := saved.digests.keys() - known.keys():
+            raise Damaged(f"{folder / min(lost)}: is damaged or on no machine of this run")
+        rounds = sorted((round, client, name) for name, held in known.items() for client, round in held.items())
+        return {client: {name} for _, client, name in rounds}
 
     def collect(self, folder: Path, named: Collection[str]) -> None:
         if self.pinned:
@@ -249,31 +263,39 @@ class Worker:
             self.engine.pending = {client: None if exists else Memory() for client, exists in states}
         self.engine.commit()
 
-    def save(self, folder: str, known: list[str]) -> Reply:
+    def save(self, folder: str, round: int, known: dict[str, Any]) -> Reply:
         """Save the states of this process."""
-        saved = self.engine.save(Path(folder), set(known))
-        digests = {name: asdict(digest) for name, digest in saved.digests.items()}
-        return {"rounds": list(saved.rounds.items()), "digests": digests}, {}
+        saved = self.engine.save(Path(folder), round, _digests(known), self.world.rank)
+        return {"digests": _dicts(saved.digests)}, {}
 
     def find_files(self, folder: str, digests: dict[str, Any]) -> Reply:
-        """Those of the saved files that this process can read and that are intact."""
-        found = []
+        """Those of the saved files that this process can read and that are intact, and the clients in them."""
+        found, holds = [], {}
         for name, digest in _digests(digests).items():
             with contextlib.suppress(Damaged):
                 check_digest(Path(folder) / name, digest)
+                if NAME.fullmatch(name):
+                    holds[name] = list(Segment(Path(folder) / name).rounds.items())
                 found.append(name)
-        return {"found": found}, {}
+        return {"found": found, "holds": holds}, {}
 
-    def load_states(self, folder: str, shares: list[list[tuple[int, int]]], empty: list[int]) -> Reply:
-        """Load this process's share of the saved states."""
-        share = dict(shares[self.world.rank])
-        self.engine.store.load(Path(folder), share, set(empty) & share.keys())
-        return {}, {}
-
-    def set_index(self, rounds: list[tuple[int, int]], empty: list[int]) -> None:
-        """Use the states that the leader put into the shared folder."""
-        if self.world.rank != 0:
-            self.engine.store.set_index(dict(rounds), empty)
+    def load_states(
+        self,
+        folder: str,
+        files: list[list[str]],
+        shares: list[list[int]] | None,
+        old: list[tuple[int, int]] | None,
+        empty: list[int],
+    ) -> Reply:
+        """Load the saved states, or this process's share of them; the reply says which clients have one here."""
+        rank, store = self.world.rank, self.engine.store
+        mine = None if shares is None else set(shares[rank])
+        if old is None:
+            store.load(Path(folder), files[rank], mine)
+        else:
+            rounds = {client: round for client, round in old if mine is None or client in mine}
+            store.load_files(Path(folder), rounds, set(empty) & rounds.keys())
+        return {"states": store.remembering()}, {}
 
     def collect(self, folder: str, named: list[str]) -> None:
         """Delete files that are not named."""
@@ -327,6 +349,10 @@ def _own_folder(store: Store, rank: int) -> Iterator[None]:
         yield
     finally:
         shutil.rmtree(store.folder, ignore_errors=True)
+
+
+def _dicts(digests: Mapping[str, FileDigest]) -> dict[str, Any]:
+    return {name: asdict(digest) for name, digest in digests.items()}
 
 
 def _digests(digests: Mapping[str, Any]) -> dict[str, FileDigest]:

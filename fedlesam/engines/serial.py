@@ -1,6 +1,6 @@
 """The active clients one after the other, in this process."""
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from fedlesam.core.local import LocalTraining
 from fedlesam.core.messages import Broadcast, ClientResult, Memory
 from fedlesam.core.reduction import Reduction
 from fedlesam.engines.base import Outcome, Saved, is_client_error, reason
+from fedlesam.engines.segments import segment_file
 from fedlesam.engines.signals import StopFlag
 from fedlesam.engines.store import Store
 
@@ -161,13 +162,16 @@ class SerialEngine:
             self.store.commit(self.broadcast.round, self.broadcast.weights, self.pending)
         self.pending = {}
 
-    def save(self, folder: Path, known: Collection[str]) -> Saved:
-        return Saved(dict(self.store.rounds), self.store.save(folder, known))
+    def save(self, folder: Path, round: int, known: Mapping[str, disk.FileDigest], part: int = 0) -> Saved:
+        return Saved(self.store.save(folder, segment_file(round, part), known))
 
     def load_states(self, folder: Path, saved: Saved) -> None:
         for name, digest in saved.digests.items():
             disk.check_digest(folder / name, digest)
-        self.store.load(folder, saved.rounds, saved.empty)
+        if saved.rounds is None:
+            self.store.load(folder, saved.digests)
+        else:
+            self.store.load_files(folder, saved.rounds, saved.empty)
 
     def collect(self, folder: Path, named: Collection[str]) -> None:
         disk.collect(folder, named)

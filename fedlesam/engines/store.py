@@ -1,8 +1,9 @@
 """The client states between rounds: in RAM up to a budget, beyond it in files.
 
-A file holds one client's state of one round and is never changed. The index says which file is current, so a round is
-committed by changing the index. Clients that keep the received model itself (FedLESAM) share one vector in RAM and one
-file on disk, the anchor's.
+A file of the store's own holds one client's state of one round and is never changed. The index says which file is
+current, so a round is committed by changing the index. Clients that keep the received model itself (FedLESAM) share one
+vector in RAM and one file on disk, the anchor's. What was loaded from a checkpoint stays in the checkpoint's segments,
+mapped, until its client is active again.
 """
 
 import contextlib
@@ -19,6 +20,8 @@ from fedlesam.core import disk, state
 from fedlesam.core.messages import Memory
 from fedlesam.core.names import one_line
 from fedlesam.core.space import cannot_write
+from fedlesam.engines import segments
+from fedlesam.engines.segments import Archive, Piece, Segment
 
 
 class Store(Mapping[int, Memory]):
@@ -35,7 +38,7 @@ class Store(Mapping[int, Memory]):
             raise ValueError("a memory budget needs a folder for what goes beyond it")
         self.folder, self.budget = folder, budget
         self.rounds: dict[int, int] = {}
-        """The index: client -> the round its state is of."""
+        """The index: client -> the round its state is of, those that changed last at the end."""
         self._clients: Counter[int] = Counter()
         """round -> the number of clients whose current state is of it."""
         self._resident: OrderedDict[int, Memory] = OrderedDict()
@@ -46,6 +49,10 @@ class Store(Mapping[int, Memory]):
         """The same, mapped from its file, while it is used."""
         self._uncommitted: set[tuple[int, int]] = set()
         """(round, client) of the files of a round that is not committed."""
+        self._loaded: dict[int, Segment] = {}
+        """client -> the segment of a checkpoint that has its state."""
+        self._saved: Archive | None = None
+        """The last checkpoint."""
         self._ram = _ByteCount()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -63,7 +70,7 @@ class Store(Mapping[int, Memory]):
 
     def __getitem__(self, client: int) -> Memory:
         found = self._resident.get(client)
-        return self._read(client, self.rounds[client]) if found is None else found
+        return self._piece(client).memory if found is None else found
 
     def __iter__(self) -> Iterator[int]:
         return iter(sorted(self.rounds))
@@ -131,88 +138,110 @@ class Store(Mapping[int, Memory]):
             memories: the new states; None: it is in its file.
         """
         old = [(client, self.rounds[client]) for client in memories if client in self.rounds]
+        unmapped = {self._loaded.pop(client).path for client in memories if client in self._loaded}
         for client, memory in memories.items():
             self._drop(client)
             if memory is not None:
                 self._keep(client, memory)
                 if any(tensor is anchor for tensor in memory.flatten().values()):
                     self.anchors[round] = anchor
+            self.rounds.pop(client, None)
             self.rounds[client] = round
         self._clients.update({round: len(memories)})
         self._clients.subtract(before for _, before in old)
         unused = self._uncommitted - {(round, client) for client in memories}
         self._uncommitted = set()
         self._unlink([*old, *((client, before) for before, client in unused)])
+        if unmapped and self.folder is not None:
+            for path in unmapped - {segment.path for segment in self._loaded.values()}:
+                with contextlib.suppress(OSError):
+                    path.unlink()
 
-    def save(self, folder: Path, known: Collection[str]) -> dict[str, disk.FileDigest]:
-        """Write the current states to a folder so that they survive a power loss.
+    def remembering(self) -> list[int]:
+        """The clients whose state is not empty."""
+        empty = {client for client, memory in self._resident.items() if not memory}
+        empty |= {client for client, segment in self._loaded.items() if segment.is_empty(client)}
+        return [client for client in self.rounds if client not in empty]
+
+    def anchor(self, round: int) -> Tensor | None:
+        """The global model that a round started from, if a client keeps it.
 
         Args:
-            folder: where the files go.
-            known: files that are there already, for certain.
+            round: the round.
+        """
+        if round in self.anchors:
+            return self.anchors[round]
+        pieces = (self._piece(client) for client in self._loaded if self.rounds[client] == round)
+        return next((piece.anchor for piece in pieces if piece.anchor is not None), None)
+
+    def save(self, folder: Path, name: str, known: Mapping[str, disk.FileDigest]) -> dict[str, disk.FileDigest]:
+        """Write what changed to a segment in a folder, so that the current states there survive a power loss.
+
+        Args:
+            folder: where the segments are.
+            name: of the new one.
+            known: the files of the last checkpoint there.
 
         Returns:
-            The digests of the files that are new there.
+            The segments with the current states.
         """
-        new = {}
-        for client, round in self.rounds.items():
-            name, shared = client_file(round, client), anchor_file(round)
-            if name in known or (client in self._resident and not self._resident[client]):
-                continue
-            exists = shared in known or shared in new  # another file of that name may be torn by a power loss
-            if client in self._resident:
-                try:
-                    self._write(folder, round, client, self._resident[client], self.anchors.get(round), exists)
-                except SafetensorError as error:  # a class that another process could not name
-                    raise OSError(f"{folder / name}: {error}") from error
-            else:
-                assert self.folder is not None
-                disk.link(self.folder / name, folder / name, sync=False)
-                if not exists and (self.folder / shared).exists():
-                    disk.link(self.folder / shared, folder / shared, sync=False)
-            new[name] = folder / name
-            if not exists and (folder / shared).exists():
-                new[shared] = folder / shared
-        disk.sync(new.values())
-        return {name: disk.digest_of(path) for name, path in new.items()}
+        paths = {folder / file for file in known if segments.NAME.fullmatch(file)}
+        saved, self._saved = self._saved, None  # if this fails, the next one looks again
+        if saved is None or saved.paths != paths:
+            saved = Archive(_readable(paths), self.rounds)
+        if new := saved.choose(self.rounds):
+            digest = segments.write(folder / name, new, self.rounds, self._piece)
+            known = {**known, name: digest}
+            saved.add(Segment(folder / name))
+        self._saved = saved
+        return {path.name: known[path.name] for path in sorted(saved.paths)}
 
-    def load(self, folder: Path, rounds: Mapping[int, int], empty: Collection[int]) -> None:
-        """Replace all states by those of a folder.
+    def load(self, folder: Path, names: Collection[str], clients: Collection[int] | None = None) -> None:
+        """Replace all states by those in the segments of a folder.
+
+        Args:
+            folder: where the segments are.
+            names: of the segments.
+            clients: whose states; None: all of them.
+        """
+        self.clear()
+        found = []
+        for name in names:
+            if self.folder is not None and not (self.folder / name).exists():
+                disk.link(folder / name, self.folder / name, sync=False)
+            found.append(Segment((self.folder or folder) / name))
+        for client, segment in segments.newest(found).items():
+            if clients is None or client in clients:
+                self._loaded[client], self.rounds[client] = segment, segment.rounds[client]
+        self._clients = Counter(self.rounds.values())
+
+    def load_files(self, folder: Path, rounds: Mapping[int, int], empty: Collection[int]) -> None:
+        """Replace all states by those of a checkpoint of an earlier version, which has a file for each client.
 
         Args:
             folder: where the files are.
             rounds: the new index.
             empty: the clients without a file, whose state is empty.
         """
-        self.set_index(rounds, empty)
-        for client, round in rounds.items():
-            if client in empty:
-                continue
-            if self.folder is None:
-                self._keep(client, self._read(client, round, folder))
-                if round in self._mapped:
-                    self.anchors[round] = self._mapped[round]
-                continue
-            for name in (client_file(round, client), anchor_file(round)):
-                if (folder / name).exists() and not (self.folder / name).exists():
-                    disk.link(folder / name, self.folder / name, sync=False)
-
-    def set_index(self, rounds: Mapping[int, int], empty: Collection[int]) -> None:
-        """Replace all states by those in the store's own folder.
-
-        Args:
-            rounds: the new index.
-            empty: the clients without a file, whose state is empty.
-        """
         self.clear()
         self.rounds, self._clients = dict(rounds), Counter(rounds.values())
-        for client in empty:
-            self._keep(client, Memory())
+        for client, round in rounds.items():
+            if client in empty:
+                self._keep(client, Memory())
+            elif self.folder is None:
+                self._keep(client, self._read(client, round, folder).memory)
+                if round in self._mapped:
+                    self.anchors[round] = self._mapped[round]
+            else:
+                for name in (client_file(round, client), anchor_file(round)):
+                    if (folder / name).exists() and not (self.folder / name).exists():
+                        disk.link(folder / name, self.folder / name, sync=False)
 
     def clear(self) -> None:
         """Remove all states; files stay."""
         self.rounds, self._uncommitted = {}, set()
-        for container in (self._clients, self._resident, self.anchors, self._mapped):
+        self._saved = None
+        for container in (self._clients, self._resident, self.anchors, self._mapped, self._loaded):
             container.clear()
         self._ram = _ByteCount()
 
@@ -257,28 +286,52 @@ class Store(Mapping[int, Memory]):
         self, folder: Path, round: int, client: int, memory: Memory, anchor: Tensor | None, exists: bool
     ) -> None:
         """`exists`: the anchor's file does."""
-        tensors = memory.flatten()
-        shared = [name for name, tensor in tensors.items() if tensor is anchor]
-        if shared and anchor is not None and not exists:
-            state.save(folder / anchor_file(round), {"anchor": anchor}, sync=False)
-        own = {name: tensor for name, tensor in tensors.items() if tensor is not anchor}
-        state.save(folder / client_file(round, client), own, sync=False, anchor=shared)
+        piece = _split(memory, anchor)
+        if piece.anchor is not None and not exists:
+            state.save(folder / anchor_file(round), {"anchor": piece.anchor}, sync=False)
+        state.save(folder / client_file(round, client), piece.own, sync=False, anchor=piece.shared)
 
-    def _read(self, client: int, round: int, folder: Path | None = None) -> Memory:
-        folder = folder or self.folder
-        assert folder is not None
+    def _piece(self, client: int) -> Piece:
+        """A client's state, wherever it is."""
+        round = self.rounds[client]
+        if client in self._resident:
+            return _split(self._resident[client], self.anchors.get(round))
+        if client in self._loaded:
+            return self._loaded[client].piece(client)
+        assert self.folder is not None
+        return self._read(client, round, self.folder)
+
+    def _read(self, client: int, round: int, folder: Path) -> Piece:
         path = folder / client_file(round, client)
         try:
             tensors, metadata = state.load(path)
-            if shared := metadata.get("anchor"):
+            shared, anchor = metadata.get("anchor") or [], None
+            if shared:
                 anchor = self._mapped.get(round)
                 if anchor is None:
                     path = folder / anchor_file(round)
                     self._mapped[round] = anchor = state.load(path)[0]["anchor"]
-                tensors |= dict.fromkeys(shared, anchor)
-            return Memory.unflatten(tensors)
+            piece = Piece(tensors, shared, anchor)
+            piece.memory  # noqa: B018 - refuses names of no slot
+            return piece
         except state.UNREADABLE as error:
             raise disk.Damaged(one_line(f"{path}: the memory of client {client} cannot be read: {error}")) from error
+
+
+def _readable(paths: Collection[Path]) -> list[Segment]:
+    """Without those of other machines."""
+    found = []
+    for path in sorted(paths):
+        with contextlib.suppress(disk.Damaged):
+            found.append(Segment(path))
+    return found
+
+
+def _split(memory: Memory, anchor: Tensor | None) -> Piece:
+    tensors = memory.flatten()
+    shared = [name for name, tensor in tensors.items() if tensor is anchor]
+    own = {name: tensor for name, tensor in tensors.items() if tensor is not anchor}
+    return Piece(own, shared, anchor if shared else None)
 
 
 class _ByteCount:

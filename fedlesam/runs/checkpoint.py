@@ -2,8 +2,8 @@
 
 A checkpoint is a manifest (JSON) that names the server's state, the clients' memories and how far the journals go, each
 with its size and SHA-256. All of that is written and synced first; renaming the manifest into its place is the commit.
-Memories are files per client and round that are never changed, so checkpoints share those that did not change, and what
-no kept manifest names is deleted after the next commit.
+Each checkpoint writes the memories that changed into one segment, a file that is never changed; of the segments before,
+those stay of which at least half is still current. What no kept manifest names is deleted after the next commit.
 """
 
 import hashlib
@@ -25,12 +25,14 @@ from fedlesam.core.server import ServerState
 from fedlesam.core.space import cannot_write
 from fedlesam.core.state import UNREADABLE, load, save, size_in_bytes
 from fedlesam.engines.base import Saved
+from fedlesam.engines.segments import NAME
 from fedlesam.engines.store import anchor_file, client_file
 from fedlesam.federation import Federation
 from fedlesam.runs.config import changes
 from fedlesam.runs.journal import Journal
 
-FORMAT = 1
+FORMATS = (1, 2)
+"""The first named a file for each client. It is read, and the next checkpoint is of the second."""
 PREVIOUS = "previous"
 """The model of the round before, in the file of the server's state."""
 MANIFEST = re.compile(r"round\d{6,}\.json")
@@ -47,9 +49,9 @@ class Manifest:
     """Rounds done."""
     state: FileDigest
     journals: dict[str, FileDigest]
-    clients: dict[int, int]
-    """client -> the round its memory is of."""
     memories: dict[str, FileDigest]
+    clients: dict[int, int] | None = None
+    """client -> the round its memory is of, in the first format; later segments say it themselves."""
 
     @property
     def nbytes(self) -> int:
@@ -58,7 +60,9 @@ class Manifest:
 
     def dump(self) -> str:
         """The manifest as JSON, with its checksum."""
-        body = {"format": FORMAT, **asdict(self)}
+        body = {"format": 2 if self.clients is None else 1, **asdict(self)}
+        if self.clients is None:
+            del body["clients"]
         text = json.dumps(body, sort_keys=True)
         return json.dumps({"sha256": hashlib.sha256(text.encode()).hexdigest(), "checkpoint": body}, sort_keys=True)
 
@@ -72,15 +76,15 @@ class Manifest:
         try:
             text = path.read_text(encoding="utf-8")
             body = json.loads(text)["checkpoint"]
-            if body.pop("format") != FORMAT:
+            if (format := body.pop("format")) not in FORMATS:
                 raise ValueError("it has another format")
             manifest = cls(
                 run=body["run"],
                 round=body["round"],
                 state=FileDigest(**body["state"]),
                 journals={name: FileDigest(**seal) for name, seal in body["journals"].items()},
-                clients={int(client): round for client, round in body["clients"].items()},
                 memories={name: FileDigest(**seal) for name, seal in body["memories"].items()},
+                clients={int(c): round for c, round in body["clients"].items()} if format == 1 else None,
             )
             if manifest.dump() != text:
                 raise ValueError("its checksum is wrong")
@@ -96,14 +100,19 @@ class Manifest:
             path: The manifest's file.
         """
         digests = [self.state, *self.journals.values(), *self.memories.values()]
-        numbers = [self.round, *self.clients, *self.clients.values(), *(digest.size for digest in digests)]
+        clients = self.clients or {}
+        numbers = [self.round, *clients, *clients.values(), *(digest.size for digest in digests)]
         texts = [*self.run.values(), *(seal.sha256 for seal in digests)]
         if not all(type(n) is int and n >= 0 for n in numbers) or not all(isinstance(text, str) for text in texts):
             raise ValueError("it is not a description of a checkpoint")
-        if path.name != manifest_file(self.round) or any(round >= self.round for round in self.clients.values()):
+        if path.name != manifest_file(self.round) or any(round >= self.round for round in clients.values()):
             raise ValueError("it is of another round")
-        names = {client_file(round, client) for client, round in self.clients.items()}
-        if not self.memories.keys() <= names | {anchor_file(round) for round in self.clients.values()}:
+        if self.clients is None:
+            ours = all((found := NAME.fullmatch(name)) and int(found[1]) <= self.round for name in self.memories)
+        else:
+            files = {client_file(round, client) for client, round in clients.items()}
+            ours = self.memories.keys() <= files | {anchor_file(round) for round in clients.values()}
+        if not ours:
             raise ValueError("it names files that are no client's")
 
 
@@ -153,22 +162,18 @@ class Checkpoints:
         state = federation.state
         if self.chain and self.chain[-1].round == state.round:
             return
-        known = {name: seal for manifest in self.chain for name, seal in manifest.memories.items()}
+        known = self.chain[-1].memories if self.chain else {}
         tensors = state.flatten() | ({PREVIOUS: previous} if previous is not None else {})
         try:
             disk.make_folder(self.clients)
-            saved = federation.save_memories(self.clients, known.keys())
-            known |= saved.digests
-            names = [client_file(round, client) for client, round in saved.rounds.items()]
-            names += [anchor_file(round) for round in set(saved.rounds.values())]
+            saved = federation.save_memories(self.clients, known)
             save(self._state(state.round), tensors)
             manifest = Manifest(
                 run=describe(federation) | self.metadata,
                 round=state.round,
                 state=disk.digest_of(self._state(state.round)),
                 journals={name: journal.seal() for name, journal in self.journals.items()},
-                clients=saved.rounds,
-                memories={name: known[name] for name in names if name in known},
+                memories=saved.digests,
             )
             disk.write_text(self._manifest(state.round), manifest.dump())
         except (OSError, SafetensorError) as error:
@@ -194,7 +199,7 @@ class Checkpoints:
                     raise Damaged(f"{path}: is damaged: it has other journals than {', '.join(self.journals)}")
                 for name, journal in self.journals.items():
                     journal.check(manifest.journals[name])
-                federation.restore(state, self.clients, Saved(manifest.clients, manifest.memories))
+                federation.restore(state, self.clients, Saved(manifest.memories, manifest.clients))
             except Damaged as error:
                 wrong = str(error)
                 log.warning("%s; going back to the checkpoint before", error)
@@ -229,7 +234,7 @@ class Checkpoints:
                 state, self.previous = self._read_state(manifest, federation.state)
                 if memories:
                     self._check_run(federation, manifest, path)
-                    federation.restore(state, self.clients, Saved(manifest.clients, manifest.memories))
+                    federation.restore(state, self.clients, Saved(manifest.memories, manifest.clients))
                 federation.state = state
                 return True
             except Damaged as error:
@@ -294,7 +299,6 @@ class Checkpoints:
         self.chain = self.chain[-self.keep :]
         kept = {self._manifest(manifest.round) for manifest in self.chain}
         self._unlink([path for path in self.found() if path not in kept])
-        disk.sync_folder(self.folder)
         self._collect(federation)
 
     def _unlink(self, manifests: list[Path]) -> None:

@@ -82,7 +82,10 @@ class Prediction:
     checkpoint: int
     """One of them: what the server and all clients remember."""
     checkpoints: int
-    """The most they take together, while a new one is written beside those kept; they share what did not change."""
+    """The most they take together, while a new one is written beside those kept; they share what did not change.
+
+    Where only a part changes, up to half of the files is memory that is not current any more.
+    """
 
 
 def predict(config: RunConfig, federation: Federation) -> Prediction:
@@ -124,7 +127,7 @@ def predict(config: RunConfig, federation: Federation) -> Prediction:
         ram=round(here * (PROCESS_BYTES + working) + cost.server * vector) + memory - in_files + fresh,
         disk=in_files + 2 * vector,
         checkpoint=memory + kept,
-        checkpoints=memory + kept + round(config.keep * (changed * memory + kept)),
+        checkpoints=memory * (2 if changed < 1 else 1) + kept + round(config.keep * (changed * memory + kept)),
     )
 
 

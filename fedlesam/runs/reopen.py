@@ -65,7 +65,7 @@ def open_between_rounds(path: Path, config: RunConfig | None = None, data: DataS
     state, previous = federation.state, checkpoints.previous
     if previous is None:
         before = checkpoints.state_at(state.round - 1, state)
-        previous = federation.memories.anchors.get(state.round - 1) if before is None else before.weights
+        previous = federation.memories.anchor(state.round - 1) if before is None else before.weights
     return Look(federation, None if previous is None else previous.to(state.weights.device))
 
 

@@ -53,7 +53,7 @@ def test_a_store_of_an_earlier_version_is_read(tmp_path: Path) -> None:
     save_file({"correction.c": W + 1}, tmp_path / client_file(4, 2), metadata=shared)
     save_file({"correction.c": W + 2, "perturbation.mu": W}, tmp_path / client_file(4, 3), metadata={"anchor": "[]"})
     for store in (Store(), Store(tmp_path / "own", 0)):
-        store.load(tmp_path, {2: 4, 3: 4, 5: 1}, {5})
+        store.load_files(tmp_path, {2: 4, 3: 4, 5: 1}, {5})
         assert store[5] == Memory()
         assert torch.equal(store[2].perturbation["old"], W)
         assert torch.equal(store[2].correction["c"], W + 1)

@@ -17,6 +17,7 @@ import safetensors.torch
 from power_loss import REAL, note_durable
 from safetensors import SafetensorError
 
+from fedlesam.core import disk
 from fedlesam.data import splits
 from fedlesam.engines.signals import StopFlag
 from fedlesam.runs import folder as folders
@@ -40,7 +41,8 @@ class Plan:
 
 SAVE_FILE = safetensors.torch.save_file
 WRITE_TEXT = pathlib.Path.write_text
-NEEDS_SPACE = ("link", "mkdir", "create", "pwrite", "write_text", "save_file")
+WRITE_PARTS = disk.write_parts
+NEEDS_SPACE = ("link", "mkdir", "create", "pwrite", "write_text", "save_file", "write_parts")
 
 
 class Instrument:
@@ -94,6 +96,7 @@ class Instrument:
             setattr(os, name, functools.partial(getattr(self, f"_{name}", None) or self._plain, name))
         for module in (safetensors.torch, splits):
             module.save_file = self._save_file
+        disk.write_parts = self._write_parts
         pathlib.Path.write_text = lambda path, *args, **kwargs: self._write_text(path, *args, **kwargs)  # type: ignore[method-assign,assignment]
         folders.versions = lambda: {"versions": "are not what is tested"}
         self._mark(StopFlag, "check", "step")
@@ -154,15 +157,6 @@ class Instrument:
             self.keep(handle)  # the ledger is the disk: the real one would take its time
             self.event(f"after {name} {where}")
 
-    def _sync(self, name: str) -> None:
-        self.event(f"before {name} all")
-        for path in (self.case.path, self.case.run, *self.case.run.rglob("*")):
-            with contextlib.suppress(FileNotFoundError):
-                handle = REAL["open"](path, os.O_RDONLY)
-                self.keep(handle)
-                os.close(handle)
-        self.event(f"after {name} all")
-
     def keep(self, handle: int) -> None:
         self.hold(os.fstat(handle).st_ino, f"/proc/self/fd/{handle}")
         for entry, (ino, _) in note_durable(self.case, handle).items():
@@ -201,3 +195,11 @@ class Instrument:
         size = os.stat(path).st_size  # noqa: PTH116
         self.event(f"half save_file {where}", lambda: os.truncate(path, size // 2))
         self.event(f"after save_file {where}")
+
+    def _write_parts(self, path: Path, parts: Any) -> disk.FileDigest:
+        where = self.named(path)
+        self.event(f"before write_parts {where}")
+        digest = WRITE_PARTS(path, parts)
+        self.event(f"half write_parts {where}", lambda: os.truncate(path, digest.size // 2))
+        self.event(f"after write_parts {where}")
+        return digest

@@ -16,7 +16,6 @@ REAL: dict[str, Callable[..., Any]] = {
     name: getattr(os, name)
     for name in (
         "fsync",
-        "sync",
         "replace",
         "link",
         "unlink",

@@ -57,7 +57,14 @@ def test_every_call_fails_once(setup: str, part: int, references: References, tm
     expected, first = references(config), Case(tmp_path / "first", config)
     assert first.attempt().code == 0
     found = calls(first.labels())
-    assert {label.split()[1] for label, _ in found} >= {"save_file", "replace", "fsync", "write_text", "unlink"}
+    assert {label.split()[1] for label, _ in found} >= {
+        "save_file",
+        "write_parts",
+        "replace",
+        "fsync",
+        "write_text",
+        "unlink",
+    }
     every = 2 if setup == "one worker" else 8
     for label, nth in found[part::every]:
         number = errno.ENOSPC if label.split()[1] in NEEDS_SPACE else errno.EIO

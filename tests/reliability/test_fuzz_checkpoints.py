@@ -312,7 +312,8 @@ def damage_tensors(draw: random.Random, content: bytes) -> bytes:
     header = json.loads(content[8 : 8 + size])
     about = header.get("__metadata__")
     if about and draw.random() < 0.5:
-        about["anchor"] = draw.choice(("5", "[5]", "[[]]", '{"a": 1}', '["x"]', '["x.y"]', "[" * 5000, "null", '"abc"'))
+        key = draw.choice(list(about))
+        about[key] = draw.choice(("5", "[5]", "[[]]", '{"a": 1}', '["x"]', '["x.y"]', "[" * 5000, "null", '"abc"'))
     else:
         header = damage_json(draw, header)
     if draw.random() < 0.2 and isinstance(header, dict):
@@ -333,10 +334,10 @@ def test_the_newest_is_the_one_with_the_most_rounds(tmp_path: Path) -> None:
 
 
 def test_what_an_interrupted_first_commit_left_is_not_used(tmp_path: Path) -> None:
-    """A power loss may leave an anchor's file empty, which the next commit must not take for written."""
+    """A power loss may leave a segment empty, which the next commit must not take for written."""
     checkpoints, fed = Checkpoints(tmp_path), first_rounds()
     (tmp_path / "clients").mkdir()
-    (tmp_path / "clients" / "round000001-anchor.safetensors").write_bytes(b"")
+    (tmp_path / "clients" / "round000002-segment0.safetensors").write_bytes(b"")
     (tmp_path / "notes.txt").write_text("a user's")
     assert checkpoints.load(fed) == 0
     fed.round((0, 1))

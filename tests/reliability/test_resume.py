@@ -143,21 +143,27 @@ def newest(path: Path) -> tuple[Path, Manifest]:
     return manifest, Manifest.read(manifest)
 
 
-def spoil(path: Path) -> None:
+def spoil(path: Path, tensor: str | None = None) -> None:
+    """A bit in the middle of a file, or of a tensor in it."""
     content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
+    middle = len(content) // 2
+    if tensor is not None:
+        size = int.from_bytes(content[:8], "little")
+        middle = 8 + size + sum(json.loads(content[8 : 8 + size])[tensor]["data_offsets"]) // 2
+    content[middle] ^= 1
     path.write_bytes(content)
 
 
 def damage(run: Path, what: str) -> None:
     """Something that only the newest checkpoint has."""
     path, manifest = newest(run)
-    memory = next(name for name in manifest.memories if name.startswith(f"round{manifest.round - 1:06d}-client"))
+    part = 1 if any("segment1" in name for name in manifest.memories) else 0
+    memory = path.parent / "clients" / f"round{manifest.round:06d}-segment{part}.safetensors"
     targets = {
         "manifest": path,
         "state": path.with_suffix(".safetensors"),
-        "memory": path.parent / "clients" / memory,
-        "anchor": path.parent / "clients" / f"round{manifest.round - 1:06d}-anchor.safetensors",
+        "memory": memory,
+        "anchor": memory,
     }
     if what == "metrics":
         lines = (run / "metrics.jsonl").read_bytes().splitlines(keepends=True)
@@ -165,7 +171,7 @@ def damage(run: Path, what: str) -> None:
     elif what.startswith("no "):
         targets[what.removeprefix("no ")].unlink()
     else:
-        spoil(targets[what])
+        spoil(targets[what], f"anchor/{manifest.round - 1}" if what == "anchor" else None)
 
 
 @pytest.mark.parametrize(

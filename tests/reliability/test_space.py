@@ -11,7 +11,7 @@ from safetensors import SafetensorError
 from fedlesam.core.space import cannot_write, is_full
 
 
-@pytest.mark.parametrize("where", ["half save_file checkpoints/.round000002", "half save_file checkpoints/clients/"])
+@pytest.mark.parametrize("where", ["half save_file checkpoints/.round000002", "half write_parts checkpoints/clients/"])
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_checkpoint_for_which_there_is_no_room(where: str, workers: int, tmp_path: Path) -> None:
     """Not --memory: the memories are in RAM, and go to the disk for the checkpoint alone."""

@@ -24,8 +24,6 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from fedlesam.core import disk
-
 sys.path.insert(0, str(Path(__file__).parents[1] / "helpers"))
 from harness import Case, References, result, small
 from instrument import Plan
@@ -37,8 +35,8 @@ MEMORY = (4 * 10**9, 0, 8_000)
 """Bytes: all of it in RAM, none, some."""
 LOSSES: tuple[Loss, ...] = ("nothing", "all", "some")
 LOST = {"nothing": "kill -9", "all": "and all that was not synced lost", "some": "and some of what was not synced lost"}
-PATTERNS = ("", "step", "save_file", "fsync", "replace", "pwrite", "write_text", "link", "unlink")
-WORKERS = ("", "step", "save_file", "replace")
+PATTERNS = ("", "step", "save_file", "write_parts", "fsync", "replace", "pwrite", "write_text", "unlink")
+WORKERS = ("", "step", "save_file", "write_parts", "replace")
 """What the calls are chosen from, in the leader and in a worker."""
 MOST = 4
 """Kills of one run."""
@@ -73,13 +71,14 @@ def kind_of(label: str) -> str:
     phase, call, place = label.split(" ", 2)
     if call == "save_file" and ("client0" in place or "anchor" in place):
         return "writing a client's memory"
+    if call == "write_parts":
+        return "writing a segment of memories"
     if call in ("save_file", "write_text", "pwrite"):
         return "writing another file"
     if call == "replace":
         return "before a rename" if phase == "before" else "between a rename and its sync"
     kinds = {
         "fsync": "at a sync",
-        "sync": "at a sync",
         "link": "linking a client's memory",
         "unlink": "deleting what is old",
         "rmdir": "deleting what is old",
@@ -98,7 +97,6 @@ def happen(seed: int, number: int, place: Path, references: References) -> Story
         "checkpoint_every": rng.choice((1, 2)),
         "keep": rng.choice((1, 2)),
     }
-    disk.MANY = rng.choice((100, 2))
     story = Story(number, settings)
     case = Case(place / f"case{number}", small(**settings), rng=rng)
     try:
