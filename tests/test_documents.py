@@ -89,7 +89,7 @@ def parse(command: click.Command, words: list[str], values: bool) -> None:
         words: what follows its name.
         values: whether the values of options are converted, too; in the text of a page they are often left out.
     """
-    context = click.Context(command)
+    context = click.Context(command, help_option_names=["-h", "--help"])  # a command keeps what it is asked with first
     if isinstance(command, click.Group) and words and not words[0].startswith("-"):
         inner = command.get_command(context, words[0])
         if inner is None:

@@ -41,7 +41,7 @@ class GroupedCommand(click.Command):
     """Help in groups, examples last where they are seen."""
 
     def __init__(self, *args: Any, examples: Iterable[str] = (), **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+        super().__init__(*args, context_settings={"help_option_names": ["-h", "--help"]}, **kwargs)
         self.examples = list(examples)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
