@@ -41,7 +41,8 @@ class GroupedCommand(click.Command):
     """Help in groups, examples last where they are seen."""
 
     def __init__(self, *args: Any, examples: Iterable[str] = (), **kwargs: Any) -> None:
-        super().__init__(*args, context_settings={"help_option_names": ["-h", "--help"]}, **kwargs)
+        super().__init__(*args, **kwargs)
+        self.context_settings.setdefault("help_option_names", ["-h", "--help"])
         self.examples = list(examples)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
