@@ -9,7 +9,7 @@ import torch
 from measure import machine, table, take_turns
 
 import fedlesam as fl
-from fedlesam.algorithms import CATALOGUE
+from fedlesam.algorithms import CATALOGUE, example
 from fedlesam.models.catalogue import make_model
 
 ONE_THREAD = fl.Execution(threads=1)
@@ -25,7 +25,9 @@ def main() -> None:
     x, y = torch.randn(500, 3, 32, 32, generator=draw), torch.randint(0, 10, (500,), generator=draw)
     model = make_model(options.model, (3, 32, 32), 10, 0)
     local = fl.LocalTraining(lr=0.01, epochs=1, batch_size=50)
-    rounds = {name: fl.Federation(model, [(x, y)] * 2, name, local, execution=ONE_THREAD).round for name in CATALOGUE}
+    methods = {name: example(name) for name in CATALOGUE}
+    made = {name: fl.Federation(model, [(x, y)] * 2, m, local, execution=ONE_THREAD) for name, m in methods.items()}
+    rounds = {name: federation.round for name, federation in made.items()}
     print(machine())
     print(table(f"{options.model}, 10 steps per client, batch 50", take_turns(rounds, options.turns, warm_up=2)))
 

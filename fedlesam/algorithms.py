@@ -7,10 +7,45 @@ from typing import Any, Literal
 from fedlesam.core.names import imported, unknown
 from fedlesam.core.slots import Algorithm as Algorithm
 from fedlesam.core.slots import Average, NoPerturbation
-from fedlesam.rules.controls import RandomRoundAscent, RandomStepAscent, ReleasedAscent, ShuffledAscent
-from fedlesam.rules.correction import ClientMomentum, ControlVariates, DynamicRegulariser, Proximal
-from fedlesam.rules.perturbation import CorrectedAscent, GlobalAscent, LocalAscent, PreviousStepAscent
-from fedlesam.rules.server import Adam, Dynamic
+from fedlesam.rules.controls import (
+    RandomRoundAscent,
+    RandomStepAscent,
+    ReleasedAscent,
+    ReleasedCorrectedAscent,
+    ReleasedNesterov,
+    ShuffledAscent,
+)
+from fedlesam.rules.correction import (
+    ClientMomentum,
+    ControlVariates,
+    DynamicRegulariser,
+    MomentumVariates,
+    Proximal,
+    SentDual,
+    WeightedMomentum,
+)
+from fedlesam.rules.perturbation import (
+    AdaptiveAscent,
+    CorrectedAscent,
+    GlobalAscent,
+    InterpolatedAscent,
+    LocalAscent,
+    MixedAscent,
+    MomentumAscent,
+    PreviousStepAscent,
+    RampedAscent,
+    TrajectoryAscent,
+)
+from fedlesam.rules.server import (
+    Adagrad,
+    Adam,
+    DualMean,
+    Dynamic,
+    Nesterov,
+    ServerMomentum,
+    ShiftedDynamic,
+    Yogi,
+)
 
 Reference = Literal["received", "previous-round"]
 Direction = Literal["back", "ahead"]
@@ -99,6 +134,55 @@ def freesam_d(rho: float = 0.1, lam: float = 0.1, lr_g: float = 1.0) -> Algorith
     return Algorithm(PreviousStepAscent(rho), DynamicRegulariser(lam), Dynamic(lr_g), SLOW_DECAY)
 
 
+def fedavgm(lr_g: float = 1.0, beta: float = 0.9) -> Algorithm:
+    return Algorithm(server=ServerMomentum(lr_g, beta))
+
+
+def fedyogi(lr_g: float = 0.1, b1: float = 0.9, b2: float = 0.99, eps: float = 0.01) -> Algorithm:
+    return Algorithm(server=Yogi(lr_g, b1, b2, eps))
+
+
+def fedadagrad(lr_g: float = 0.1, eps: float = 0.01) -> Algorithm:
+    return Algorithm(server=Adagrad(lr_g, eps))
+
+
+def msam(rho: float = 0.1, beta: float = 0.9) -> Algorithm:
+    return Algorithm(MomentumAscent(rho, beta))
+
+
+def fedspeed(rho: float = 0.1, lam: float = 0.1, alpha: float = 1.0) -> Algorithm:
+    return Algorithm(MixedAscent(rho, alpha), SentDual(lam), DualMean(), SLOW_DECAY)
+
+
+def fedasam(rho: float = 0.7, eta: float = 0.2) -> Algorithm:
+    return Algorithm(AdaptiveAscent(rho, eta))
+
+
+def fedgf(rho: float = 0.05, rho_g: float = 0.05, window: int = 30, *, threshold: float) -> Algorithm:
+    return Algorithm(InterpolatedAscent(rho, rho_g, window, threshold))
+
+
+def fedgloss(rho: float = 0.15, rho_s: float = 0.15, lam: float = 0.1, warmup: int = 0) -> Algorithm:
+    ascent = RampedAscent(rho, warmup) if rho else NoPerturbation()
+    return Algorithm(ascent, DynamicRegulariser(lam), ShiftedDynamic(rho_s=rho_s, warmup=warmup), SLOW_DECAY)
+
+
+def fednsam(rho: float = 0.05, gamma: float = 0.85) -> Algorithm:
+    return Algorithm(LocalAscent(rho), server=Nesterov(gamma))
+
+
+def fedswa(floor: float = 0.1, lr_g: float = 1.5) -> Algorithm:
+    return Algorithm(server=Average(lr_g), lr_floor=floor)
+
+
+def fedmoswa(floor: float = 0.1, gamma: float = 0.2, lr_g: float = 1.5) -> Algorithm:
+    return Algorithm(correction=MomentumVariates(gamma), server=Average(lr_g), lr_floor=floor)
+
+
+def fedwmsam(rho: float = 0.01, alpha: float = 0.1) -> Algorithm:
+    return Algorithm(TrajectoryAscent(rho), WeightedMomentum(alpha))
+
+
 def fedlesam_released(rho: float = 0.01, lr_g: float = 1.0) -> Algorithm:
     return Algorithm(ReleasedAscent(rho), server=Average(lr_g))
 
@@ -127,6 +211,18 @@ def scaffold_damped(scale: float = 0.1, lr_g: float = 1.0) -> Algorithm:
     return Algorithm(correction=ControlVariates(scale), server=Average(lr_g))
 
 
+def fedspeed_released(rho: float = 0.1, lam: float = 0.1) -> Algorithm:
+    return Algorithm(LocalAscent(rho), DynamicRegulariser(lam), Dynamic(), SLOW_DECAY)
+
+
+def fedsmoo_released(rho: float = 0.1, lam: float = 0.1) -> Algorithm:
+    return Algorithm(ReleasedCorrectedAscent(rho), DynamicRegulariser(lam), Dynamic(), SLOW_DECAY)
+
+
+def fednsam_released(rho: float = 0.05, gamma: float = 0.85) -> Algorithm:
+    return Algorithm(LocalAscent(rho), server=ReleasedNesterov(gamma))
+
+
 PAPER = (
     fedavg,
     fedadam,
@@ -145,6 +241,22 @@ PAPER = (
 
 OTHERS = (fedprox, fedlesam_m, freesam, freesam_s, freesam_d)
 
+FAMILY = (
+    fedspeed,
+    fedasam,
+    fedgf,
+    fedgloss,
+    fednsam,
+    fedswa,
+    fedmoswa,
+    fedwmsam,
+    msam,
+    fedavgm,
+    fedyogi,
+    fedadagrad,
+)
+"""The federated sharpness-aware methods beyond the paper's, and the servers that they are compared with."""
+
 CONTROLS = (
     fedlesam_released,
     fedlesam_released_s,
@@ -153,12 +265,15 @@ CONTROLS = (
     random_step,
     shuffled_s,
     scaffold_damped,
+    fedspeed_released,
+    fedsmoo_released,
+    fednsam_released,
 )
-"""What FedLESAM has to be compared with: the perturbation its authors released, directions that know nothing, and the
-weaker correction that was released with FedLESAM-S."""
+"""What methods have to be compared with: what their authors released, directions that know nothing, and the weaker
+correction that was released with FedLESAM-S."""
 
 CATALOGUE: dict[str, Callable[..., Algorithm]] = {
-    make.__name__.replace("_", "-"): make for make in (*PAPER, *OTHERS, *CONTROLS)
+    make.__name__.replace("_", "-"): make for make in (*PAPER, *OTHERS, *FAMILY, *CONTROLS)
 }
 
 
@@ -178,6 +293,21 @@ def hyperparameters(name: str) -> dict[str, object]:
     """What the method takes, with its defaults."""
     takes = inspect.signature(find(name)).parameters.items()
     return {key: p.default for key, p in takes if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
+
+
+EXAMPLES: dict[str, Any] = {"threshold": 0.1}
+"""Values to show a method with, for hyper-parameters that have no default."""
+
+
+def examples(name: str) -> dict[str, Any]:
+    """Those of `EXAMPLES` that the method has no default for."""
+    needed = {key for key, default in hyperparameters(name).items() if default is inspect.Parameter.empty}
+    return {key: value for key, value in EXAMPLES.items() if key in needed}
+
+
+def example(name: str) -> Algorithm:
+    """The method called `name` with its defaults, and with `EXAMPLES` where it has none."""
+    return get(name, **examples(name))
 
 
 def get(name: str, **hyper: Any) -> Algorithm:

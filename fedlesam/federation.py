@@ -236,7 +236,7 @@ class Federation:
         """
         chosen = self.draw_active(self.state.round) if active is None else self._check_active(active)
         silent = self.draw_silent(self.state.round, chosen)
-        engine, sent, began = self._start(), self.state.broadcast(), time.perf_counter()
+        engine, sent, began = self._start(), self.state.sent(self.algorithm), time.perf_counter()
         try:
             outcome = engine.train(sent, [client for client in chosen if client not in silent])
             state = server_step(self.algorithm, self.state, outcome.reduction, len(self.clients))

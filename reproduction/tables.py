@@ -313,8 +313,8 @@ def methods(item: Item, context: Context) -> ResultTable:
 def _base(algorithm: Algorithm) -> str:
     """The method with the same correction and server rule and no perturbation, by the paper's name for it."""
     names = {"fedavg": "FedAvg", "scaffold": "SCAFFOLD", "fedcm": "FedAvg with momentum", "feddyn": "FedDyn"}
-    for name, make in CATALOGUE.items():
-        base = make()
+    for name in names:
+        base = CATALOGUE[name]()
         if isinstance(base.perturbation, NoPerturbation) and (type(base.correction), type(base.server)) == (
             type(algorithm.correction),
             type(algorithm.server),

@@ -202,11 +202,11 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "an ascent that is never called": (
         lambda: Algorithm(Forgotten()),
-        r'Forgotten has ascend\(\), but its gradient is "unused", .* set gradient to "current" or "previous"',
+        r'Forgotten has ascend\(\), but its gradient is "unused", .* set gradient to "current", "previous" or "none"',
     ),
     "a gradient there is not": (
         lambda: Algorithm(Misspelt()),
-        r"Misspelt: gradient must be one of 'unused', 'current', 'previous', got 'there'",
+        r"Misspelt: gradient must be one of 'unused', 'none', 'current', 'previous', got 'there'",
     ),
     "weighting": (
         lambda: federation("fedavg", weighting="samples"),

@@ -14,12 +14,12 @@ from fedlesam.core.state import size_in_bytes
 CLIENTS, EPOCHS = 2, 3
 
 
-def measure(name: str) -> dict[str, float]:
+def measure(algorithm: fl.Algorithm) -> dict[str, float]:
     """Backward passes per step, and vectors per client and round."""
     rng = torch.Generator().manual_seed(0)
-    shard = torch.randn(8, 3, generator=rng), torch.randint(2, (8,), generator=rng)
+    shard = torch.randn(8, 100, generator=rng), torch.randint(2, (8,), generator=rng)
     local = fl.LocalTraining(epochs=EPOCHS, batch_size=8)
-    federation = fl.Federation(torch.nn.Linear(3, 2), [shard] * CLIENTS, name, local)
+    federation = fl.Federation(torch.nn.Linear(100, 100), [shard] * CLIENTS, algorithm, local)
     *_, last = federation.run(2)
     vector = federation.weights.nbytes
     state = federation.state
@@ -37,10 +37,14 @@ def table() -> list[str]:
         "| method | perturbation | correction | server | passes per step | down | up | client keeps | server keeps |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
-    for name, make in fl.algorithms.CATALOGUE.items():
-        algorithm = make()
+    for name in fl.algorithms.CATALOGUE:
+        algorithm = fl.algorithms.example(name)
         rules = (algorithm.perturbation, algorithm.correction, algorithm.server)
-        cells = [name, *(type(rule).__name__ for rule in rules), *(f"{n:g}" for n in measure(name).values())]
+        cells = [
+            name,
+            *(type(rule).__name__ for rule in rules),
+            *(f"{round(n, 2):g}" for n in measure(algorithm).values()),
+        ]
         lines.append(f"| {' | '.join(cells)} |")
     return lines
 

@@ -42,12 +42,12 @@ Listing = tuple[list[str], list[list[Any]]]
 
 
 def algorithms() -> Listing:
-    from fedlesam.algorithms import CATALOGUE
+    from fedlesam.algorithms import CATALOGUE, example
     from fedlesam.runs import costs
 
     rows = []
-    for name, make in CATALOGUE.items():
-        algorithm, cost = make(), costs.measure(make())
+    for name in CATALOGUE:
+        algorithm, cost = example(name), costs.measure(example(name))
         slots = [show_rule(rule) for rule in (algorithm.perturbation, algorithm.correction, algorithm.server)]
         rows.append([name, *slots, *(f"{value:g}" for value in (cost.passes, cost.down, cost.up, cost.stored))])
     return ["name", "perturbation", "correction", "server rule", "passes", "down", "up", "stored"], rows

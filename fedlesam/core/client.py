@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedlesam.core import seeds
-from fedlesam.core.batches import Batches, ClientData, batch_indices
+from fedlesam.core.batches import Batches, ClientData, batch_indices, size_of, steps_per_epoch
 from fedlesam.core.checks import LOWER, NotFinite
 from fedlesam.core.flat_model import FlatModel, Loss
 from fedlesam.core.local import LocalTraining
@@ -46,6 +46,8 @@ class ClientRound:
     local: LocalTraining
     lr: float | Tensor
     anchor: Tensor
+    steps: float | Tensor
+    """E, the number of its steps."""
     client_state: State
     """The perturbation's working state."""
     server_state: State
@@ -59,6 +61,8 @@ class ClientRound:
     g: Tensor
     ascent: Tensor | None
     """The gradient that `ascend` is given and may overwrite with its result; None if it is not called."""
+    first: Tensor | None
+    """The gradient at v, for a rule that mixes it in."""
     momentum: Tensor | None
     e: Tensor | None
     """The perturbation: of the round, or of the last step."""
@@ -86,6 +90,7 @@ def begin(
     local: LocalTraining,
     broadcast: Broadcast,
     memory: Memory,
+    steps: int,
     u: Tensor,
     vector: Callable[[str], Tensor],
 ) -> ClientRound:
@@ -99,10 +104,12 @@ def begin(
         local: how the client trains.
         broadcast: what the server sent.
         memory: what the client kept from its last active round.
+        steps: the number of steps to come.
         u: the vector in which gradients are taken; it is overwritten.
         vector: gives a vector of the model's size by its name, with any content.
     """
-    anchor, ascends = broadcast.weights, algorithm.perturbation.gradient != "unused"
+    algorithm = algorithm.at(broadcast.round)
+    rule, anchor, ascends = algorithm.perturbation, broadcast.weights, algorithm.perturbation.gradient != "unused"
     client_state, affine, e = settle(algorithm, broadcast, memory)
     u.copy_(anchor)
     if e is not None:
@@ -112,6 +119,7 @@ def begin(
         local=local,
         lr=local.lr_at(broadcast.round, algorithm),
         anchor=anchor,
+        steps=steps,
         client_state=client_state,
         server_state=broadcast.perturbation,
         affine=affine,
@@ -120,6 +128,7 @@ def begin(
         v=vector("v").copy_(anchor) if ascends else u,
         g=vector("g").zero_(),
         ascent=vector("ascent").zero_() if ascends else None,
+        first=vector("first") if not is_number(rule.mix, 1) else None,
         momentum=vector("momentum").zero_() if local.momentum else None,
         e=e,
     )
@@ -132,16 +141,22 @@ def look(r: ClientRound, gradient: Gradient, number: int | Tensor, noise: Tensor
         gradient(r.u, r.g, final=False)
         assert r.ascent is not None
         r.ascent.copy_(r.g)
+    if r.first is not None:
+        r.first.copy_(r.g)
     if r.ascent is not None:
         e = rule.ascend(r.ascent, Step(r.v, r.anchor, number, r.affine, r.client_state, r.server_state, noise))
         r.e = check_shape(e, r.anchor)
         r.u.copy_(r.v).add_(r.e)
-    return gradient(r.u, r.g, final=True)
+    loss = gradient(r.u, r.g, final=True)
+    if r.first is not None:
+        add_scaled_(r.g.mul_(rule.mix), r.first, 1 - rule.mix)
+    return loss
 
 
-def move(r: ClientRound) -> None:
+def move(r: ClientRound, number: int | Tensor) -> None:
     """v = v - lr * (gain * clip(g) + pull * v + bias + weight_decay * v), or with clip(gain * g + bias)."""
     (gain, pull, bias), local, g = r.affine, r.local, r.g
+    lr = r.algorithm.lr_of(r.lr, number, r.steps)
     rate = pull + local.weight_decay
     if r.algorithm.perturbation.gradient == "previous" and r.ascent is not None:
         r.ascent.copy_(g)
@@ -153,18 +168,21 @@ def move(r: ClientRound) -> None:
         gain, bias = 1.0, None
     if local.clip is not None:
         g.mul_(clip_coefficient(g, local.clip))
+    if isinstance(gain, Tensor):
+        g.mul_(gain)
+        gain = 1.0
     if r.momentum is not None:
         add_scaled_(r.momentum.mul_(local.momentum), g, gain)
         add_scaled_(add_scaled_(r.momentum, r.v, rate), r.centre, -rate)
         if bias is not None:
             r.momentum.add_(bias)
-        add_scaled_(r.v, r.momentum, -r.lr)
+        add_scaled_(r.v, r.momentum, -lr)
     else:
         if not is_number(rate, 0):
-            pull_(r, r.lr * rate)
-        add_scaled_(r.v, g, -r.lr * gain)
+            pull_(r, lr * rate)
+        add_scaled_(r.v, g, -lr * gain)
         if bias is not None:
-            add_scaled_(r.v, bias, -r.lr)
+            add_scaled_(r.v, bias, -lr)
     if r.v is not r.u:
         r.u.copy_(r.v)
 
@@ -183,7 +201,8 @@ def finish(
     """The result of a client's round, what the client keeps, and what its two rules upload."""
     rule, correction = r.algorithm.perturbation, r.algorithm.correction
     start = r.anchor if r.ascends or r.e is None else r.anchor + r.e
-    result = LocalResult(r.v - start, steps, cast(float, r.lr))  # a tensor in a map over clients
+    mean = r.algorithm.mean_lr(cast(float, r.lr), steps)  # tensors in a map over clients
+    result = LocalResult(r.v - start, steps, mean)
     after = Memory(
         rule.next_client_state(r.anchor, r.client_state),
         correction.next_client_state(memory.correction, broadcast.correction, result),
@@ -243,14 +262,15 @@ def local_update(
     mask_seed = seeds.derive(seed, "step", broadcast.round, client)
     seeds.reseed_torch(mask_seed, model.device)
     memory = memory.to(model.device)
-    r = begin(algorithm, local, broadcast, memory, model.weights, model.scratch)
+    epochs = local.epochs_of(seed, broadcast.round, client)
+    steps = epochs * steps_per_epoch(size_of(data), local.batch_size, model.batch_norm)
+    r = begin(algorithm, local, broadcast, memory, steps, model.weights, model.scratch)
     model.load_buffers(broadcast.buffers)
     model.module.train()
     batches = Batches(data, model.device)
     rng = seeds.generator(seed, "batches", broadcast.round, client)
     on_gpu = local.augment is not None and model.device.type == "cuda"
     augment_rng = seeds.generator(seed, "batches", broadcast.round, client, device=model.device) if on_gpu else rng
-    epochs = local.epochs_of(seed, broadcast.round, client)
     noise = model.scratch("noise") if algorithm.perturbation.draws else None
     losses: list[Tensor] = []
     taken: list[Tensor | slice] = []
@@ -269,7 +289,7 @@ def local_update(
         view.loss = look(r, gradient, len(losses), noise)
         losses.append(view.loss)
         yield view
-        move(r)
+        move(r, len(losses) - 1)
 
     values = torch.stack(losses).tolist()
     wrong = next((number for number, value in enumerate(values) if not math.isfinite(value)), None)

@@ -31,8 +31,8 @@ class ExactSum:
     """
 
     def __init__(self, like: Tensor, wide: bool = False) -> None:
-        self.wide = wide
-        self.total = torch.zeros(2 * like.numel() if wide else like.shape, dtype=torch.int64, device=like.device)
+        self.wide, self.shape = wide, like.shape
+        self.total = torch.zeros((1 + wide) * like.numel(), dtype=torch.int64, device=like.device)
 
     def _halves(self) -> tuple[Tensor, ...]:
         return self.total.chunk(2) if self.wide else (self.total,)
@@ -46,7 +46,7 @@ class ExactSum:
         """
         square = torch.zeros((), dtype=torch.float64, device=x.device)
         halves = (torch.split(half, CHUNK) for half in self._halves())
-        for *into, part in zip(*halves, torch.split(x, CHUNK), strict=True):
+        for *into, part in zip(*halves, torch.split(x.reshape(-1), CHUNK), strict=True):
             precise = part.double()
             square += torch.dot(precise, precise)
             fixed = torch.mul(precise, SCALE).round_().to(torch.int64)
@@ -65,7 +65,7 @@ class ExactSum:
         """
         squares = torch.zeros(len(rows), dtype=torch.float64, device=rows.device)
         factors = torch.tensor(weights, device=rows.device)[:, None]
-        width = max(1, CHUNK // len(rows))
+        width, rows = max(1, CHUNK // len(rows)), rows.reshape(len(rows), -1)
         for *into, part in zip(
             *(torch.split(half, width) for half in self._halves()), torch.split(rows, width, dim=1), strict=True
         ):
@@ -90,7 +90,7 @@ class ExactSum:
         out = torch.empty(halves[0].shape, dtype=dtype, device=self.total.device)
         for into, *parts in zip(torch.split(out, CHUNK), *(torch.split(half, CHUNK) for half in halves), strict=True):
             into.copy_(_as_float(parts).div_(SCALE * weight))
-        return out
+        return out.reshape(self.shape)
 
     def pull(self, weight: int, moved: Tensor) -> float:
         """2 (mean . moved) - moved . moved, in double precision.

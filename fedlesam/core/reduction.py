@@ -27,6 +27,7 @@ class ResultSummary:
     weight: int
     loss: float
     steps: int
+    lr: float
     square: float
     """norm(d_i) ** 2"""
     buffers: Mapping[str, Tensor]
@@ -55,7 +56,6 @@ class Reduction:
     buffers: Mapping[str, Tensor] = field(default_factory=dict)
     sums: dict[str, ExactSum] = field(default_factory=dict, init=False)
     summaries: dict[int, ResultSummary] = field(default_factory=dict, init=False)
-    lr: float = field(default=0.0, init=False)
 
     def add(self, answer: ClientResult) -> None:
         """Add a client's result.
@@ -90,8 +90,7 @@ class Reduction:
             squares = found.tolist() if name == "update" else squares
         for i, weight, square in zip(good, weights, squares, strict=True):
             one, result = answers[i], answers[i].result
-            self.summaries[one.client] = ResultSummary(weight, one.loss, result.steps, square, one.buffers)
-            self.lr = result.lr
+            self.summaries[one.client] = ResultSummary(weight, one.loss, result.steps, result.lr, square, one.buffers)
         return [NotFinite(why, self.round, a.client) if why else None for why, a in zip(wrong, answers, strict=True)]
 
     def sum_of(self, name: str, like: Tensor) -> ExactSum:
@@ -110,7 +109,7 @@ class Reduction:
         if len(named) == 1:
             ends = [torch.stack(vector.aminmax())[:, None] for vector in named[0].values()]
         else:
-            ends = [torch.stack(rows_of([v[name] for v in named]).aminmax(dim=1)) for name in named[0]]
+            ends = [torch.stack(rows_of([v[name] for v in named]).flatten(1).aminmax(dim=1)) for name in named[0]]
         peaks = torch.stack(ends).abs().amax(1).T.tolist()
         return [self._refusal(a, dict(zip(named[0], own, strict=True))) for a, own in zip(answers, peaks, strict=True)]
 
@@ -179,6 +178,19 @@ class Reduction:
     def steps(self) -> float:
         """The mean number of local steps, E_i."""
         return sum(summary.steps for summary in self.ordered) / len(self.summaries)
+
+    @property
+    def lr(self) -> float:
+        """The mean learning rate of all their steps; 0 without any result."""
+        rates = [summary.lr for summary in self.ordered]
+        if len(set(rates)) <= 1:
+            return rates[0] if rates else 0.0
+        return sum(s.steps * s.lr for s in self.ordered) / sum(s.steps for s in self.ordered)
+
+    @property
+    def norm(self) -> float:
+        """The mean of the norm(d_i)."""
+        return sum(math.sqrt(summary.square) for summary in self.ordered) / len(self.summaries)
 
     @property
     def loss(self) -> float:

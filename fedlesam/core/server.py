@@ -28,8 +28,13 @@ class ServerState:
         slots = (rule.initial(weights) for rule in (algorithm.perturbation, algorithm.correction, algorithm.server))
         return cls(0, weights, buffers, *slots)
 
+    def sent(self, algorithm: Algorithm) -> Broadcast:
+        """What the active clients of the next round are sent: the model that they start from, which may not be w."""
+        start = algorithm.server.at(self.round).start(self.server, self.weights)
+        return dataclasses.replace(self.broadcast(), weights=start)
+
     def broadcast(self) -> Broadcast:
-        """What the active clients of the next round are sent."""
+        """The global model, to be evaluated, and what the rules broadcast with it."""
         return Broadcast(self.round, self.weights, self.buffers, self.perturbation, self.correction)
 
     def flatten(self) -> State:
@@ -47,14 +52,11 @@ def server_step(algorithm: Algorithm, state: ServerState, reduction: Reduction, 
     """The next global model and state, from the answers of K of `clients` clients; without answers all stays."""
     if not reduction.summaries:
         return dataclasses.replace(state, round=state.round + 1)
-    dtype, answered = state.weights.dtype, len(reduction.summaries)
-    update = reduction.mean_update(dtype)
-
-    def result(uploads: State) -> RoundResult:
-        return RoundResult(state.weights, update, reduction.steps, reduction.lr, answered / clients, uploads)
-
-    weights, server = algorithm.server.step(state.server, result({}))
-    e, c = (result(reduction.mean(slot, dtype)) for slot in ("perturbation", "correction"))
-    perturbation = algorithm.perturbation.aggregate(state.perturbation, e)
-    correction = algorithm.correction.aggregate(state.correction, c)
+    algorithm, dtype, share = algorithm.at(state.round), state.weights.dtype, len(reduction.summaries) / clients
+    update, (e, c) = reduction.mean_update(dtype), (reduction.mean(s, dtype) for s in ("perturbation", "correction"))
+    result = RoundResult(state.weights, update, reduction.steps, reduction.lr, share, c, reduction.norm)
+    weights, server = algorithm.server.step(state.server, result)
+    result = dataclasses.replace(result, landed=weights)
+    perturbation = algorithm.perturbation.aggregate(state.perturbation, dataclasses.replace(result, uploads=e))
+    correction = algorithm.correction.aggregate(state.correction, result)
     return ServerState(state.round + 1, weights, reduction.mean_buffers(), perturbation, correction, server)

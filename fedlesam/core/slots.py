@@ -6,15 +6,17 @@ hyper-parameters with pure methods on flat vectors. The rules themselves are in 
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple, Self, cast
 
 import torch
 from torch import Tensor
 
 from fedlesam.core.checks import check_choice, check_params, param
+from fedlesam.core.vectors import is_number
 
 State = dict[str, Tensor]
-"""Named vectors of one slot: a client's state stays with it, the server's is broadcast, an upload is sent back."""
+"""Named vectors of one slot, or single numbers as 0-d tensors: a client's state stays with it, the server's is
+broadcast, an upload is sent back."""
 
 
 class TensorSpec(NamedTuple):
@@ -27,7 +29,8 @@ class TensorSpec(NamedTuple):
 class AffineStep(NamedTuple):
     """A correction of the round: the step goes along gain * g + pull * v + bias."""
 
-    gain: float = 1.0
+    gain: float | Tensor = 1.0
+    """A number, or a 0-d tensor where it is computed."""
     pull: float = 0.0
     bias: Tensor | None = None
 
@@ -40,7 +43,7 @@ class Step(NamedTuple):
     anchor: Tensor
     """w, the global model the round started from."""
     number: int | Tensor
-    """k, from 0."""
+    """k, from 0; a tensor has the weights' dtype."""
     affine: AffineStep
     """The correction of this round."""
     client_state: State
@@ -59,6 +62,7 @@ class LocalResult:
     steps: int
     """E_i, the local steps it really took"""
     lr: float
+    """the mean of its steps' learning rates"""
 
 
 @dataclass(frozen=True)
@@ -66,16 +70,21 @@ class RoundResult:
     """What the active clients that answered did in one round, as means over them."""
 
     anchor: Tensor
-    """w, the global model the round started from"""
+    """w, the global model before the round"""
     update: Tensor
     """d, the mean of the d_i"""
     steps: float
     """the mean of the E_i"""
     lr: float
+    """the mean of all their steps' learning rates"""
     share: float
     """K / N, the clients that answered over all clients"""
     uploads: State
-    """the mean of what the slot's rule had the clients upload"""
+    """the mean of what the slot's rule had the clients upload; a server rule sees the correction's"""
+    norm: float = 0.0
+    """the mean of the norm(d_i)"""
+    landed: Tensor | None = None
+    """the next global model; the server rule, which makes it, is given None"""
 
 
 @dataclass(frozen=True)
@@ -87,6 +96,13 @@ class Rule:
 
     def __post_init__(self) -> None:
         check_params(self)
+
+    def check(self, algorithm: "Algorithm") -> None:
+        """A ValueError if the rule cannot be used so, or with the other rules of this method."""
+
+    def at(self, round: int) -> Self:
+        """This rule in a round, from 0: a copy with that round's numbers where they follow a schedule."""
+        return self
 
     def initial(self, anchor: Tensor) -> State:
         """The server's state of this slot before the first round."""
@@ -112,17 +128,19 @@ class Perturbation(Rule):
     A rule reads no number of a vector on the host (`float(norm)`, `if norm > 0`): it uses `torch.where`.
     """
 
-    gradient: ClassVar[Literal["unused", "current", "previous"]] = "unused"
-    """What `ascend` is given: nothing (it is not called), the batch gradient at v (a second backward pass),
-    or the loss gradient of this client's previous step of the round (zero at the first)."""
+    gradient: ClassVar[Literal["unused", "none", "current", "previous"]] = "unused"
+    """What `ascend` is given: it is not called ("unused"), scratch space alone ("none"), the batch gradient at v (a
+    second backward pass), or the loss gradient of this client's previous step of the round (zero at the first)."""
     draws: ClassVar[bool] = False
     """The rule uses random numbers: `step.noise`, or PyTorch's generator in `round_perturbation`, which is seeded."""
 
-    def check(self) -> None:
+    def check(self, algorithm: "Algorithm") -> None:
         """A ValueError if a method is defined that the local loop would never call."""
         name, unused = type(self).__name__, self.gradient == "unused"
-        check_choice(name, "gradient", self.gradient, ("unused", "current", "previous"))
-        if not unused and type(self).round_perturbation is not Perturbation.round_perturbation:
+        check_choice(name, "gradient", self.gradient, ("unused", "none", "current", "previous"))
+        if not is_number(self.mix, 1) and self.gradient != "current":
+            raise ValueError(f'{name} mixes in the gradient at v, which only gradient = "current" computes')
+        if not unused and self.is_constant:
             raise ValueError(
                 f"{name} has round_perturbation() and gradient = {self.gradient!r}, with which it is never called; "
                 'leave gradient at "unused", or compute the constant part in begin() and add it in ascend()'
@@ -130,13 +148,23 @@ class Perturbation(Rule):
         if unused and type(self).ascend is not Perturbation.ascend:
             raise ValueError(
                 f'{name} has ascend(), but its gradient is "unused", with which ascend() is never called; '
-                'set gradient to "current" or "previous", or define round_perturbation() alone'
+                'set gradient to "current", "previous" or "none", or define round_perturbation() alone'
             )
 
     @property
     def passes(self) -> int:
         """Backward passes per local step."""
         return 2 if self.gradient == "current" else 1
+
+    @property
+    def mix(self) -> float:
+        """The share of the gradient at v + e in the step's gradient; the rest is that at v."""
+        return 1.0
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether the rule perturbs the whole round by one vector."""
+        return type(self).round_perturbation is not Perturbation.round_perturbation
 
     def for_model(self, tensors: Sequence[TensorSpec]) -> "Perturbation":
         """This rule for a model with these tensors. Most rules see one flat vector and do not care."""
@@ -196,6 +224,18 @@ class Correction(Rule):
 class ServerRule(Rule):
     """Slot 3, how to land: from the mean update d to the next global model. Its state is never sent."""
 
+    def check(self, algorithm: "Algorithm") -> None:
+        """A ValueError if both this rule and the perturbation would shift the start of a round."""
+        if type(self).start is not ServerRule.start and algorithm.perturbation.is_constant:
+            raise ValueError(
+                f"{type(self).__name__} starts a round away from w, and {type(algorithm.perturbation).__name__} shifts "
+                "the whole round once more: give one of them up"
+            )
+
+    def start(self, state: State, weights: Tensor) -> Tensor:
+        """What the clients of the next round are sent in place of w. They start there; `step` still adds to w."""
+        return weights
+
     def step(self, state: State, result: RoundResult) -> tuple[Tensor, State]:
         """The next global model, and the rule's next state."""
         raise NotImplementedError(f"{type(self).__name__} must define step()")
@@ -230,12 +270,15 @@ class Algorithm:
         correction: how to turn.
         server: how to land.
         lr_decay: the factor of the local learning rate per round, unless `LocalTraining` sets its own.
+        lr_floor: what is left of the learning rate at the end of a client's round, in which it falls step by step:
+            step k of E has the rate lr * ((1 - k / E) + lr_floor * k / E).
     """
 
     perturbation: Perturbation = field(default_factory=NoPerturbation)
     correction: Correction = field(default_factory=NoCorrection)
     server: ServerRule = field(default_factory=Average)
     lr_decay: float = param(0.998, above=0)
+    lr_floor: float = param(1.0, at_least=0, at_most=1)
 
     def __post_init__(self) -> None:
         check_params(self)
@@ -243,14 +286,42 @@ class Algorithm:
             rule = getattr(self, slot)
             if not isinstance(rule, kind):
                 raise ValueError(f"Algorithm: {slot} must be a {kind.__name__}, got {rule!r}")
-        self.perturbation.check()
+        for rule in self.rules:
+            rule.check(self)
+
+    def __repr__(self) -> str:
+        shown = [
+            "perturbation",
+            "correction",
+            "server",
+            "lr_decay",
+            *([] if is_number(self.lr_floor, 1) else ["lr_floor"]),
+        ]
+        return f"Algorithm({', '.join(f'{name}={getattr(self, name)!r}' for name in shown)})"
+
+    @property
+    def rules(self) -> tuple[Perturbation, Correction, ServerRule]:
+        return self.perturbation, self.correction, self.server
 
     def for_model(self, tensors: Sequence[TensorSpec]) -> "Algorithm":
         """This method for a model with these trainable tensors."""
         return replace(self, perturbation=self.perturbation.for_model(tensors))
 
+    def at(self, round: int) -> "Algorithm":
+        """This method in a round, for rules whose numbers follow a schedule."""
+        e, c, s = self.perturbation.at(round), self.correction.at(round), self.server.at(round)
+        return self if (e, c, s) == self.rules else replace(self, perturbation=e, correction=c, server=s)
+
+    def lr_of(self, lr: float | Tensor, number: float | Tensor, steps: float | Tensor) -> float | Tensor:
+        """The learning rate of step `number` of `steps`, from 0, in a round that begins with `lr`."""
+        passed = number / steps
+        return lr if is_number(self.lr_floor, 1) else lr * ((1 - passed) + self.lr_floor * passed)
+
+    def mean_lr(self, lr: float, steps: int) -> float:
+        """The mean of the learning rates of a client's `steps` steps."""
+        return cast(float, self.lr_of(lr, (steps - 1) / 2, steps))
+
     @property
     def uniform_rules(self) -> list[str]:
         """The rules that forbid weighting clients by their examples."""
-        rules = (self.perturbation, self.correction, self.server)
-        return [type(rule).__name__ for rule in rules if rule.requires_uniform_weights]
+        return [type(rule).__name__ for rule in self.rules if rule.requires_uniform_weights]

@@ -16,7 +16,7 @@ from fedlesam.engines._rows import Rows, Tree, dims_of, leaves, map_tree, round_
 
 log = logging.getLogger("fedlesam")
 
-CONSTANT = ("bias", "e", "gain", "pull")
+CONSTANT = ("bias", "e", "gain", "pull", "steps")
 """Rows that a step leaves as they are."""
 
 Program = Callable[..., tuple[Tensor, Tree]]
@@ -48,7 +48,7 @@ class MappedStep:
             number: of the step.
             noise: random numbers for a rule that draws.
         """
-        batch = (x, y, torch.tensor(number), *(() if noise is None else (noise,)))
+        batch = (x, y, rows.shared["lr"].new_tensor(float(number)), *(() if noise is None else (noise,)))
         try:
             return self._compiled(rows, batch) if self.compile else self._step(rows, rows.in_steps, rows.own, *batch)
         except RuntimeError as error:
@@ -107,7 +107,7 @@ class MappedStep:
 
             r = round_of(rows.fixed, shared, own)
             loss = look(r, gradient, number, noise)
-            move(r)
+            move(r, number)
             return loss
 
         dims = (dims_of(shared), 0, 0, 0, None if noise is None else 0)

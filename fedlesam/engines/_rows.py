@@ -17,8 +17,9 @@ from fedlesam.core import seeds
 from fedlesam.core.client import ClientRound, finish, settle
 from fedlesam.core.local import LocalTraining
 from fedlesam.core.messages import Broadcast, Memory
-from fedlesam.core.slots import AffineStep, Algorithm, Correction, LocalResult, Perturbation
+from fedlesam.core.slots import AffineStep, Algorithm, Correction, LocalResult
 from fedlesam.core.state import flatten, unflatten
+from fedlesam.core.vectors import is_number
 
 Tree = dict[str, Any]
 """Tensors by name, in dicts of dicts."""
@@ -97,7 +98,8 @@ class Rows:
     @property
     def scratch(self) -> tuple[str, ...]:
         """Rows that a step overwrites before it reads them."""
-        return ("g", "ascent") if self.fixed.algorithm.perturbation.gradient == "current" else ("g",)
+        rule = self.fixed.algorithm.perturbation
+        return ("g", *(["ascent"] if rule.gradient in ("none", "current") else []), *self.own.keys() & {"first"})
 
     @property
     def in_steps(self) -> Tree:
@@ -114,6 +116,7 @@ def round_of(fixed: Fixed, shared: Tree, own: Tree) -> ClientRound:
         local=fixed.local,
         lr=shared["lr"],
         anchor=shared["anchor"],
+        steps=own.get("steps", 1),
         client_state=dict(own["client_state"]),
         server_state=shared["perturbation"],
         affine=AffineStep(own.get("gain", gain), own.get("pull", pull), own.get("bias", bias)),
@@ -122,19 +125,21 @@ def round_of(fixed: Fixed, shared: Tree, own: Tree) -> ClientRound:
         v=own["v"] if "v" in own else own["u"],
         g=own["g"],
         ascent=own.get("ascent"),
+        first=own.get("first"),
         momentum=own.get("momentum"),
         e=own.get("e"),
         mapped=True,
     )
 
 
-def begin_rows(run: Run, memories: Sequence[Memory], masks: Sequence[int], width: int) -> Rows:
+def begin_rows(run: Run, memories: Sequence[Memory], masks: Sequence[int], steps: Sequence[int], width: int) -> Rows:
     """Start the rounds of several clients.
 
     Args:
         run: the round.
         memories: what each client kept.
         masks: each client's seed, for rules that draw; empty for others.
+        steps: that each client will take.
         width: rows to make; those beyond the clients have any content.
     """
     anchor, rule = run.broadcast.weights, run.algorithm.perturbation
@@ -155,12 +160,16 @@ def begin_rows(run: Run, memories: Sequence[Memory], masks: Sequence[int], width
     affine = _same_numbers(found, ("gain", "pull"))
     for group, some in zip(groups, found, strict=True):
         _put(own, some, group.places, anchor.new_zeros(width))
-    if type(rule).round_perturbation is not Perturbation.round_perturbation:
+    if rule.is_constant:
         own["u"] += own.setdefault("e", torch.zeros_like(own["u"]))
     if type(run.algorithm.correction).prepare is not Correction.prepare:
         own.setdefault("bias", torch.zeros_like(own["u"]))
     if rule.gradient != "unused":
         own |= {"v": own["u"].clone(), "ascent": torch.zeros_like(own["u"])}
+    if not is_number(rule.mix, 1):
+        own["first"] = torch.zeros_like(own["u"])
+    if not is_number(run.algorithm.lr_floor, 1):
+        own["steps"] = anchor.new_tensor([float(steps[i]) if i < len(steps) else 1.0 for i in range(width)])
     if run.local.momentum:
         own["momentum"] = torch.zeros_like(own["u"])
     fixed = Fixed(run.algorithm, run.local, AffineStep(**affine))
@@ -248,7 +257,8 @@ def _put(own: Tree, found: Tree, places: list[int], like: Tensor) -> None:
             own[name] = value.contiguous()
         else:
             if name not in own:
-                own[name] = like.new_zeros(width, *(value.shape[1:] if isinstance(value, Tensor) else ()))
+                one = value[0] if isinstance(value, Tensor) else like.new_tensor(0.0)
+                own[name] = one.new_zeros(width, *one.shape)
             own[name][torch.tensor(places, device=like.device)] = value
 
 
@@ -268,7 +278,7 @@ def finish_rows(rows: Rows, steps: Sequence[int]) -> list[Answer]:
         for row, i in enumerate(group.places):
             one = {name: found[source][row] for name, source in links.items() if source in found}
             one |= {name: _source(source, rows, i) for name, source in links.items() if source not in found}
-            answers[i] = _answer(one, steps[i], rows.run.lr)
+            answers[i] = _answer(one, steps[i], rows.run.algorithm.mean_lr(rows.run.lr, steps[i]))
     return [answer for answer in answers if answer is not None]
 
 

@@ -77,7 +77,7 @@ class DistributedEngine:
         self._jobs = assign(sizes, self._homes if self.pinned else {}, self.world.size)
         replies = self._call("train", jobs=self._jobs)
         self._states = [pair for reply, _ in replies for pair in reply["states"]]
-        self._call("sum_up", names=sorted({name for reply, _ in replies for name in reply["sums"]}))
+        self._call("sum_up", shapes=dict(sorted(shape for reply, _ in replies for shape in reply["sums"])))
         reduction = self.local_engine.reduction(broadcast, active)
         reduction.sums = self._worker.outcome.reduction.sums
         outcome = Outcome(reduction)
@@ -86,7 +86,6 @@ class DistributedEngine:
             for client, summary in reply["summaries"]:
                 reduction.summaries[client] = ResultSummary(**summary, buffers=buffers[str(client)])
             outcome.dropped |= dict(reply["dropped"])
-            reduction.lr = reply["lr"] or reduction.lr
             outcome.backward_passes += reply["backward_passes"]
             outcome.bytes_up += reply["bytes_up"]
         return outcome
@@ -236,19 +235,18 @@ class Worker:
             ],
             "dropped": list(outcome.dropped.items()),
             "states": [(client, state is None or bool(state)) for client, state in self.engine.pending.items()],
-            "sums": list(outcome.reduction.sums),
-            "lr": outcome.reduction.lr,
+            "sums": [(name, list(total.shape)) for name, total in outcome.reduction.sums.items()],
             "backward_passes": outcome.backward_passes,
             "bytes_up": outcome.bytes_up,
         }
         return reply, flatten(**{str(client): summary.buffers for client, summary in summaries.items()})
 
-    def sum_up(self, names: list[str]) -> None:
+    def sum_up(self, shapes: dict[str, list[int]]) -> None:
         """Add the sums of all processes up at the leader."""
         assert self.broadcast is not None
         reduction = self.outcome.reduction
-        for name in names:
-            reduction.sums[name] = reduction.sum_of(name, self.broadcast.weights)
+        for name, shape in shapes.items():
+            reduction.sums[name] = reduction.sum_of(name, self.broadcast.weights.new_empty(shape))
             self.world.add_up(reduction.sums[name].total)
 
     def evaluate(self) -> Reply:

@@ -131,8 +131,8 @@ class StackedEngine(SerialEngine):
         steps = [member.steps(size) for member in members]
         width = self.widest = max(self.widest, len(members)) if self.step.compile else len(members)
         memories = [self.store.get(member.client, Memory()).to(self.model.device) for member in members]
-        run = Run(self.algorithm, self.local, broadcast)
-        rows = begin_rows(run, memories, [m.mask for m in members] if rule.draws else [], width)
+        run = Run(self.algorithm.at(broadcast.round), self.local, broadcast)
+        rows = begin_rows(run, memories, [m.mask for m in members] if rule.draws else [], steps, width)
         feed = self._feed(members, width)
         self.model.load_buffers(broadcast.buffers)
         self.model.module.train()

@@ -52,7 +52,7 @@ class Answers:
             except Exception as error:
                 self.dropped[client] = str(error)
         self.dropped = {client: LATE for client in sent if client not in self.used} | self.dropped
-        rates = {client: answer.result.lr for client, answer in sorted(self.used.items())}
+        rates = {client: form.lr_of(answer.result) for client, answer in sorted(self.used.items())}
         usual = statistics.median_low(rates.values()) if rates else None
         others = {client: lr for client, lr in rates.items() if lr != usual}
         self.dropped |= {c: f"its learning rate is {lr}, that of the others {usual}" for c, lr in others.items()}
@@ -96,7 +96,7 @@ def expected_form(algorithm: Algorithm, state: ServerState, model: FlatModel, as
         uploads = dict(zip(model.names, model.views(w), strict=True))
     else:
         uploads["update"] = w
-    return records.Expected(model, {k: (v.shape, v.dtype) for k, v in uploads.items()}, as_model)
+    return records.Expected(model, {k: (v.shape, v.dtype) for k, v in uploads.items()}, as_model, algorithm)
 
 
 def _check_as_model(algorithm: Algorithm, state: ServerState, model: FlatModel, more: bool) -> None:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from fedlesam.core.buffers import AVERAGED
 from fedlesam.core.flat_model import FlatModel
 from fedlesam.core.messages import Broadcast, ClientResult, Memory
-from fedlesam.core.slots import LocalResult, State
+from fedlesam.core.slots import Algorithm, LocalResult, State
 from fedlesam.core.state import unflatten
 
 RAW = "fedlesam.raw"
@@ -234,6 +234,17 @@ class Expected:
     model: FlatModel
     shapes: Mapping[str, tuple[torch.Size, torch.dtype]]
     as_model: bool
+    algorithm: Algorithm = field(default_factory=Algorithm)
+
+    def lr_of(self, result: LocalResult) -> float:
+        """The learning rate at the start of a client's round, to nine digits where it falls in the round.
+
+        Args:
+            result: of a client.
+        """
+        if self.algorithm.lr_floor == 1:
+            return result.lr
+        return float(f"{result.lr / self.algorithm.mean_lr(1.0, result.steps):.9g}")
 
 
 def read_answer(content: RecordDict, client: int, anchor: Tensor, expected: Expected) -> tuple[ClientResult, bool]:

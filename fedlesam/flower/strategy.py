@@ -126,6 +126,7 @@ class Strategy(FlowerStrategy):
         check_module(model)
         records.check_state(model)
         self.flat, self.as_model = FlatModel(copied(model)), answer == "model"
+        self.algorithm = self.algorithm.for_model(self.flat.tensors)
         self.state = ServerState.initial(self.algorithm, self.flat.weights.clone(), self.flat.buffers())
         self.used: dict[int, str] = {}
         """By client, the ticket of its last answer that was used."""
@@ -201,7 +202,7 @@ class Strategy(FlowerStrategy):
             self._replace_model(arrays)
         drawn = self.draw_active(self.state.round)
         online = self.nodes.wait(grid, drawn, self.minimum)
-        sent, ticket = self.state.broadcast(), secrets.token_hex(16)
+        sent, ticket = self.state.sent(self.algorithm), secrets.token_hex(16)
         shared = records.state_dict(self.flat, sent.weights) if self.as_model else records.arrays(sent.flatten())
         first = records.Order(sent, ticket, "", self.seed, repr(self.algorithm), self.name, self.hyper, self.as_model)
         how: dict[str, Any] = {"message_type": MessageType.TRAIN, "group_id": str(sent.round), "ttl": self._timeout}
@@ -242,7 +243,7 @@ class Strategy(FlowerStrategy):
             dropped=dropped,
             lost=sorted(answers.lost),
             train_loss=reduction.loss,
-            lr=reduction.lr,
+            lr=self._form.lr_of(next(iter(used.values())).result),
             seconds=time.perf_counter() - current.began,
             bytes_down=sum(records.payload(message.content) for message in current.messages.values()),
             bytes_up=sum(answer.nbytes for answer in used.values()),

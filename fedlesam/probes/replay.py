@@ -46,7 +46,8 @@ def lockstep(federation: Federation, active: Sequence[int]) -> Iterator[list[Pla
         federation: Between two rounds.
         active: The clients.
     """
-    sent, data, rules, local = federation.state.broadcast(), federation.clients, federation.algorithm, federation.local
+    data, rules, local = federation.clients, federation.algorithm, federation.local
+    sent = federation.state.sent(rules)
     walks = {}
     for client in active:
         memory, model = federation.memories.get(client, Memory()), federation.replica()
@@ -60,7 +61,7 @@ def lockstep(federation: Federation, active: Sequence[int]) -> Iterator[list[Pla
                 try:
                     step = next(walk) if client not in ends else None
                 except StopIteration as end:
-                    step, ends[client] = None, federation.state.weights + end.value.result.update
+                    step, ends[client] = None, sent.weights + end.value.result.update
                 if step is None:
                     places.append(Place(client, ends[client], None, moving=False))
                 else:
@@ -91,7 +92,7 @@ def trained(
         asked: The clients. Those that the round would drop are dropped; an error that would stop the run is raised.
         dropped: Filled with the dropped clients and the reason, at the end.
     """
-    engine, sent = federation.understudy(), federation.state.broadcast()
+    engine, sent = federation.understudy(), federation.state.sent(federation.algorithm)
     answers = engine.accepted(sent, asked, engine.reduction(sent, asked), lambda: None)
     while True:
         with seeds.preserve_rng(sent.weights.device):

@@ -1,4 +1,4 @@
-"""Perturbations to compare FedLESAM's with: what the released code computes, and directions that know nothing."""
+"""Rules to compare with: what released code computes where it is not the paper's, and directions that know nothing."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -10,7 +10,8 @@ from torch import Tensor
 from fedlesam.core.checks import param
 from fedlesam.core.slots import RoundResult, State, Step, TensorSpec
 from fedlesam.core.vectors import ascent_, is_number
-from fedlesam.rules.perturbation import Ascent
+from fedlesam.rules.perturbation import Ascent, CorrectedAscent
+from fedlesam.rules.server import Nesterov
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class RandomRoundAscent(Ascent):
 class RandomStepAscent(Ascent):
     """A placebo: a random direction of norm rho, fresh at every step."""
 
-    gradient = "previous"
+    gradient = "none"
     draws = True
 
     def ascend(self, gradient: Tensor, step: Step) -> Tensor:
@@ -87,3 +88,50 @@ class ShuffledAscent(Ascent):
 
     def aggregate(self, server_state: State, result: RoundResult) -> State:
         return {"old0": result.anchor} | {f"old{k}": server_state[f"old{k - 1}"] for k in range(1, self.pool)}
+
+
+@dataclass(frozen=True)
+class ReleasedCorrectedAscent(CorrectedAscent):
+    """FedSMOO as FL-Simulator computed it until 502bec6 (2024-10-26): every tensor's mu_i and s are read from offset 0.
+
+    Sun et al., Dynamic Regularized Sharpness Aware Minimization in Federated Learning, ICML 2023. A tensor of n entries
+    takes entries 0 to n - 1 of the flat vectors, at the start of a round; the flat mu_i of its end is kept and sent.
+    """
+
+    sizes: tuple[int, ...] = field(default=(), repr=False, compare=False)
+    """Entries per tensor of the model; set by `for_model`."""
+
+    def for_model(self, tensors: Sequence[TensorSpec]) -> "ReleasedCorrectedAscent":
+        return dataclasses.replace(self, sizes=tuple(shape.numel() for _, shape in tensors))
+
+    def begin(self, anchor: Tensor, client_state: State) -> State:
+        mu = super().begin(anchor, client_state)["mu"]
+        return {"mu": self.misread(mu, torch.empty_like(mu)), "s": torch.empty_like(mu)}
+
+    def ascend(self, gradient: Tensor, step: Step) -> Tensor:
+        s = self.misread(step.server_state["s"], step.client_state["s"])
+        return super().ascend(gradient, step._replace(server_state={"s": s}))
+
+    def misread(self, vector: Tensor, into: Tensor) -> Tensor:
+        """The vector whose every tensor has the first entries of `vector`."""
+        for piece in torch.split(into, list(self.sizes)):
+            piece.copy_(vector[: len(piece)])
+        return into
+
+
+@dataclass(frozen=True)
+class ReleasedNesterov(Nesterov):
+    """FedNSAM's server as main_FedNSAM.py computes it, which loses the momentum: m = d, later (1 + gamma) * d.
+
+    Liu et al., FedNSAM, arXiv 2602.23827.
+    """
+
+    def initial(self, anchor: Tensor) -> State:
+        return {}
+
+    def start(self, state: State, weights: Tensor) -> Tensor:
+        return super().start(state, weights) if state else weights
+
+    def step(self, state: State, result: RoundResult) -> tuple[Tensor, State]:
+        m = (1 + self.gamma) * result.update if state else result.update
+        return result.anchor + m, {"m": m}

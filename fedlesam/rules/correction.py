@@ -84,6 +84,29 @@ class DynamicRegulariser(Correction):
 
 
 @dataclass(frozen=True)
+class SentDual(DynamicRegulariser):
+    """FedSpeed's: FedDyn's, and the client sends its new h_i, of which the server rule `DualMean` needs the mean.
+
+    Sun et al., FedSpeed, ICLR 2023, arXiv 2302.10429.
+    """
+
+    def upload(self, before: State, after: State) -> State:
+        return {"h": after["h"]}
+
+
+@dataclass(frozen=True)
+class DualBias(DynamicRegulariser):
+    """FedGMT's: lam * h_i alone, FedDyn without its pull to the global model.
+
+    Lee et al., One Arrow, Two Hawks: Sharpness-aware Minimization for Federated Learning via Global Model Trajectory,
+    ICML 2025.
+    """
+
+    def prepare(self, anchor: Tensor, client_state: State, server_state: State) -> AffineStep:
+        return AffineStep(bias=self.lam * client_state["h"] if "h" in client_state else None)
+
+
+@dataclass(frozen=True)
 class Proximal(Correction):
     """FedProx: prox * (v - w). Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020."""
 
@@ -91,3 +114,74 @@ class Proximal(Correction):
 
     def prepare(self, anchor: Tensor, client_state: State, server_state: State) -> AffineStep:
         return AffineStep(pull=self.prox, bias=-self.prox * anchor)
+
+
+@dataclass(frozen=True)
+class MomentumVariates(Correction):
+    """FedMoSWA: turn by m - c_i, m a moving average over the rounds of the clients' c_i.
+
+    Liu et al., Improving Generalization in Federated Learning with Highly Heterogeneous Data via Momentum-Based
+    Stochastic Controlled Weight Averaging, ICML 2025, arXiv 2507.20016.
+    """
+
+    requires_uniform_weights = True
+    gamma: float = param(0.2, at_least=0, at_most=1)
+
+    def initial(self, anchor: Tensor) -> State:
+        return {"m": torch.zeros_like(anchor)}
+
+    def prepare(self, anchor: Tensor, client_state: State, server_state: State) -> AffineStep:
+        return AffineStep(bias=server_state["m"] - client_state["c"] if "c" in client_state else server_state["m"])
+
+    def next_client_state(self, client_state: State, server_state: State, result: LocalResult) -> State:
+        fresh = add_scaled_(-server_state["m"], result.update, -1 / (result.steps * result.lr))
+        return {"c": fresh.add_(client_state["c"]) if "c" in client_state else fresh}
+
+    def upload(self, before: State, after: State) -> State:
+        return {"c": after["c"]}
+
+    def aggregate(self, server_state: State, result: RoundResult) -> State:
+        m = server_state["m"]
+        return {"m": torch.add(m, result.uploads["c"] - m, alpha=self.gamma)}
+
+
+@dataclass(frozen=True)
+class WeightedMomentum(Correction):
+    """FedWMSAM's: alpha * (g + c - c_i) + (1 - alpha) * m, FedCM's momentum and SCAFFOLD's variates; alpha adapts.
+
+    Li et al., FedWMSAM, NeurIPS 2025, arXiv 2511.22080. After every round alpha = .99 * alpha + .01 * q, with q the
+    clients' mean of 1 + cos(d_i, m), 0 while m is 0, held between .1 and .9.
+    """
+
+    requires_uniform_weights = True
+    alpha: float = param(0.1, above=0, below=1)
+    """In the first round."""
+
+    def initial(self, anchor: Tensor) -> State:
+        return {"m": torch.zeros_like(anchor), "alpha": anchor.new_tensor(self.alpha), **VARIATES.initial(anchor)}
+
+    def prepare(self, anchor: Tensor, client_state: State, server_state: State) -> AffineStep:
+        alpha, turn = server_state["alpha"], VARIATES.prepare(anchor, client_state, server_state).bias
+        assert turn is not None
+        return AffineStep(gain=alpha, bias=(1 - alpha) * server_state["m"] + alpha * turn)
+
+    def next_client_state(self, client_state: State, server_state: State, result: LocalResult) -> State:
+        d, m = result.update, server_state["m"]
+        norms = d.norm() * m.norm()
+        likeness = 1 + torch.where(norms > 0, torch.dot(d, m) / norms, 0.0)
+        after = VARIATES.next_client_state(client_state, server_state, result)
+        return {**after, "q": torch.where(m.norm() > 0, likeness, 0.0)}
+
+    def upload(self, before: State, after: State) -> State:
+        return {**VARIATES.upload(before, after), "q": after["q"]}
+
+    def aggregate(self, server_state: State, result: RoundResult) -> State:
+        alpha = 0.99 * server_state["alpha"] + 0.01 * result.uploads["q"].clamp(0.1, 0.9)
+        m = ClientMomentum().aggregate({}, result)
+        return {**m, "alpha": alpha, **VARIATES.aggregate(server_state, result)}
+
+    def remove_client(self, server_state: State, uploads: State, share: float) -> State:
+        return {**server_state, **VARIATES.remove_client(server_state, uploads, share)}
+
+
+VARIATES = ControlVariates()

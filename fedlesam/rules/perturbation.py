@@ -1,14 +1,17 @@
 """Slot 1, where to look: the gradient of a local step is taken at v + e."""
 
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal, Self
 
 import torch
 from torch import Tensor
 
 from fedlesam.core.checks import param
-from fedlesam.core.slots import Perturbation, RoundResult, State, Step
-from fedlesam.core.vectors import ascent_
+from fedlesam.core.slots import Algorithm, Perturbation, RoundResult, State, Step, TensorSpec
+from fedlesam.core.vectors import ASCENT_EPS, ascent_
+from fedlesam.rules.correction import ClientMomentum, WeightedMomentum
+from fedlesam.rules.schedule import ramp
 
 
 @dataclass(frozen=True)
@@ -98,9 +101,156 @@ class GlobalAscent(Ascent):
 
 @dataclass(frozen=True)
 class PreviousStepAscent(Ascent):
-    """SAM along the loss gradient of the previous local step, which is there already: one backward pass."""
+    """SAM along the loss gradient of the previous local step, which is there already: one backward pass.
+
+    Ji et al., A Single-Step, Sharpness-Aware Minimization is All You Need to Achieve Efficient and Accurate Sparse
+    Training (S2-SAM), NeurIPS 2024, inside a federated round. A relative is Momentum-SAM (`MomentumAscent`).
+    """
 
     gradient = "previous"
 
     def ascend(self, gradient: Tensor, step: Step) -> Tensor:
         return ascent_(gradient, self.rho)
+
+
+@dataclass(frozen=True)
+class MomentumAscent(Ascent):
+    """SAM along the momentum of the round's earlier loss gradients: m = beta * m + g, 0 at the first step.
+
+    Becker et al., Momentum-SAM: Sharpness Aware Minimization without Computational Overhead, arXiv 2401.12033, inside a
+    federated round.
+    """
+
+    gradient = "previous"
+    beta: float = param(0.9, at_least=0, below=1)
+
+    def begin(self, anchor: Tensor, client_state: State) -> State:
+        return {"m": torch.zeros_like(anchor)}
+
+    def ascend(self, gradient: Tensor, step: Step) -> Tensor:
+        m = step.client_state["m"]
+        m.mul_(self.beta).add_(gradient)
+        return ascent_(gradient.copy_(m), self.rho)
+
+
+@dataclass(frozen=True)
+class MixedAscent(LocalAscent):
+    """SAM with a share of both gradients: the step goes along (1 - alpha) * g0 + alpha * g(v + e).
+
+    Sun et al., FedSpeed: Larger Local Interval, Less Communication Round, and Higher Generalization Accuracy, ICLR
+    2023, arXiv 2302.10429.
+    """
+
+    alpha: float = param(1.0, at_least=0, at_most=1)
+
+    @property
+    def mix(self) -> float:
+        return self.alpha
+
+
+@dataclass(frozen=True)
+class RampedAscent(LocalAscent):
+    """SAM whose rho grows over the first `warmup` rounds: .001 + (rho - .001) * min(1, t / warmup). FedGloss's clients.
+
+    Caldarola et al., Beyond Local Sharpness: Communication-Efficient Global Sharpness-aware Minimization for Federated
+    Learning, CVPR 2025, arXiv 2412.03752.
+    """
+
+    warmup: int = param(0, at_least=0, whole=True)
+
+    def at(self, round: int) -> Self:
+        return replace(self, rho=ramp(self.rho, self.warmup, round), warmup=0)
+
+
+@dataclass(frozen=True)
+class AdaptiveAscent(Ascent):
+    """ASAM: e = rho * T^2 g0 / (norm(T g0) + 1e-7), T = abs(v) + eta on tensors called a weight, 1 on the others.
+
+    Caldarola et al., Improving Generalization in Federated Learning by Seeking Flat Minima (FedASAM), ECCV 2022, arXiv
+    2203.11834; after Kwon et al., ASAM, ICML 2021.
+    """
+
+    gradient = "current"
+    rho: float = param(0.7, at_least=0)
+    eta: float = param(0.2, at_least=0)
+    tensors: tuple[tuple[bool, int], ...] = field(default=(), repr=False, compare=False)
+    """Whether each tensor of the model is a weight, and its entries; set by `for_model`."""
+
+    def for_model(self, tensors: Sequence[TensorSpec]) -> "AdaptiveAscent":
+        return replace(self, tensors=tuple(("weight" in name, shape.numel()) for name, shape in tensors))
+
+    def begin(self, anchor: Tensor, client_state: State) -> State:
+        pieces = [torch.full((size,), not weight, device=anchor.device) for weight, size in self.tensors]
+        return {"others": torch.cat(pieces), "size": torch.empty_like(anchor)}
+
+    def ascend(self, gradient: Tensor, step: Step) -> Tensor:
+        size, others = step.client_state["size"], step.client_state["others"]
+        size.copy_(step.weights).abs_().add_(self.eta).masked_fill_(others, 1.0)
+        norm = gradient.mul_(size).norm()
+        return gradient.mul_(size).mul_(self.rho / (norm + ASCENT_EPS))
+
+
+@dataclass(frozen=True)
+class InterpolatedAscent(Ascent):
+    """FedGF: e = c * (w~ - v) + (1 - c) * rho * u(g0), w~ = w - rho_g * u(d), between a global and a local ascent.
+
+    Lee and Yoon, Rethinking the Flat Minima Searching in Federated Learning, ICML 2024. d is the last mean update. c is
+    the share, in the last `window` rounds, of those whose clients moved by more than `threshold` in the mean; the paper
+    and its code give no value for it.
+    """
+
+    gradient = "current"
+    rho: float = param(0.05, at_least=0)
+    rho_g: float = param(0.05, at_least=0)
+    window: int = param(30, at_least=1, whole=True)
+    threshold: float = param(None, at_least=0)
+
+    def __post_init__(self) -> None:
+        if self.threshold is None:
+            raise ValueError("InterpolatedAscent: threshold has no default: give the norm of an update, e.g. 1.0")
+        super().__post_init__()
+
+    def initial(self, anchor: Tensor) -> State:
+        seen = anchor.new_full((self.window,), -1.0)  # the newest last; -1: there was no such round yet
+        return {"shift": torch.zeros_like(anchor), "c": anchor.new_zeros(()), "seen": seen}
+
+    def begin(self, anchor: Tensor, client_state: State) -> State:
+        return {"back": torch.empty_like(anchor)}
+
+    def ascend(self, gradient: Tensor, step: Step) -> Tensor:
+        c, back = step.server_state["c"], step.client_state["back"]
+        back.copy_(step.anchor).add_(step.server_state["shift"]).sub_(step.weights).mul_(c)
+        return ascent_(gradient, self.rho).mul_(1 - c).add_(back)
+
+    def aggregate(self, server_state: State, result: RoundResult) -> State:
+        moved = result.anchor.new_tensor([float(result.norm > self.threshold)])
+        seen = torch.cat([server_state["seen"][1:], moved])
+        c = seen.clamp(min=0).sum() / (seen >= 0).sum()
+        return {"shift": ascent_(result.update.clone(), -self.rho_g), "c": c, "seen": seen}
+
+
+@dataclass(frozen=True)
+class TrajectoryAscent(Ascent):
+    """FedWMSAM: e = rho * u(w + k * M - v) at step k, M = bias / (1 - gain) the direction that the correction adds.
+
+    Li et al., FedWMSAM, NeurIPS 2025, arXiv 2511.22080. M is a gradient, so this looks uphill of w: the formula of the
+    paper, read literally. Its README says the opposite, and its code has the sign reversed and indexes by layer number.
+    """
+
+    gradient = "none"
+    rho: float = param(0.01, at_least=0)
+
+    def check(self, algorithm: Algorithm) -> None:
+        super().check(algorithm)
+        rule = algorithm.correction
+        if not isinstance(rule, ClientMomentum | WeightedMomentum) or rule.alpha == 1:
+            raise ValueError(
+                "TrajectoryAscent follows the momentum of the correction: it goes with ClientMomentum or "
+                f"WeightedMomentum with alpha below 1, not with {rule!r}"
+            )
+
+    def ascend(self, gradient: Tensor, step: Step) -> Tensor:
+        gain, _, bias = step.affine
+        assert bias is not None
+        ahead = gradient.copy_(bias).mul_(step.number / (1 - gain)).add_(step.anchor)
+        return ascent_(ahead.sub_(step.weights), self.rho)

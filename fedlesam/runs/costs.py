@@ -39,25 +39,25 @@ class Cost:
 
 
 def measure(algorithm: Algorithm) -> Cost:
-    """From two rounds of the smallest problem.
+    """From two rounds of a small problem.
 
     Args:
         algorithm: The method.
     """
-    model = nn.Linear(1, 1, bias=False)
-    clients = [(torch.ones(1, 1), torch.ones(1, 1))] * 2
+    model = nn.Linear(256, 256, bias=False)  # beside which single numbers do not count
+    clients = [(torch.ones(1, 256), torch.ones(1, 256))] * 2
     federation = Federation(model, clients, algorithm, LocalTraining(epochs=1, loss=nn.functional.mse_loss))
     federation.round()
     record = federation.round()
     unit, state = federation.weights.nbytes, federation.state
-    per_client, together = federation.memories[0].nbytes / unit, federation.memories.nbytes / unit
+    per_client, together = round(federation.memories[0].nbytes / unit, 2), round(federation.memories.nbytes / unit, 2)
     return Cost(
         passes=record.backward_passes / len(clients),
-        down=record.bytes_down / (len(clients) * unit),
-        up=record.bytes_up / (len(clients) * unit),
+        down=round(record.bytes_down / (len(clients) * unit), 2),
+        up=round(record.bytes_up / (len(clients) * unit), 2),
         stored=1 + per_client,
         shared=2 * per_client - together,
-        server=1 + size_in_bytes(state.perturbation, state.correction, state.server) / unit,
+        server=1 + round(size_in_bytes(state.perturbation, state.correction, state.server) / unit, 2),
     )
 
 
@@ -110,7 +110,8 @@ def predict(config: RunConfig, federation: Federation) -> Prediction:
     in_files = memory if shared else max(0, memory - config.memory)
     fresh = 0 if shared or not config.memory else k * round((cost.stored - 1 - cost.shared) * vector)
     here = min(workers, int(os.environ.get("LOCAL_WORLD_SIZE", workers)))
-    ascends = 2 if federation.algorithm.perturbation.gradient != "unused" else 0
+    perturbation = federation.algorithm.perturbation
+    ascends = (2 if perturbation.gradient != "unused" else 0) + (perturbation.mix != 1)
     sums = 4 if federation.weighting == "examples" else 2
     working = (5 + ascends + sums * cost.up + cost.down) * vector
     steps = [_steps(federation, client) for client in range(n)]

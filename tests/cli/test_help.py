@@ -28,6 +28,18 @@ SLOTS_AND_COSTS = {
     "freesam": ("PreviousStepAscent", "-", "Average", 1, 1, 1, 1),
     "freesam-s": ("PreviousStepAscent", "ControlVariates", "Average", 1, 2, 2, 2),
     "freesam-d": ("PreviousStepAscent", "DynamicRegulariser", "Dynamic", 1, 1, 1, 2),
+    "fedspeed": ("MixedAscent", "SentDual", "DualMean", 2, 1, 2, 2),
+    "fedasam": ("AdaptiveAscent", "-", "Average", 2, 1, 1, 1),
+    "fedgf": ("InterpolatedAscent", "-", "Average", 2, 2, 1, 1),
+    "fedgloss": ("RampedAscent", "DynamicRegulariser", "ShiftedDynamic", 2, 1, 1, 2),
+    "fednsam": ("LocalAscent", "-", "Nesterov", 2, 1, 1, 1),
+    "fedswa": ("-", "-", "Average", 1, 1, 1, 1),
+    "fedmoswa": ("-", "MomentumVariates", "Average", 1, 2, 2, 2),
+    "fedwmsam": ("TrajectoryAscent", "WeightedMomentum", "Average", 1, 3, 2, 2),
+    "msam": ("MomentumAscent", "-", "Average", 1, 1, 1, 1),
+    "fedavgm": ("-", "-", "ServerMomentum", 1, 1, 1, 1),
+    "fedyogi": ("-", "-", "Yogi", 1, 1, 1, 1),
+    "fedadagrad": ("-", "-", "Adagrad", 1, 1, 1, 1),
     "fedlesam-released": ("ReleasedAscent", "-", "Average", 1, 2, 1, 1),
     "fedlesam-released-s": ("ReleasedAscent", "ControlVariates", "Average", 1, 3, 2, 2),
     "fedlesam-released-d": ("ReleasedAscent", "DynamicRegulariser", "Dynamic", 1, 2, 1, 2),
@@ -35,6 +47,9 @@ SLOTS_AND_COSTS = {
     "random-step": ("RandomStepAscent", "-", "Average", 1, 1, 1, 1),
     "shuffled-s": ("ShuffledAscent", "ControlVariates", "Average", 1, 12, 2, 2),
     "scaffold-damped": ("-", "ControlVariates", "Average", 1, 2, 2, 2),
+    "fedspeed-released": ("LocalAscent", "DynamicRegulariser", "Dynamic", 2, 1, 1, 2),
+    "fedsmoo-released": ("ReleasedCorrectedAscent", "DynamicRegulariser", "Dynamic", 2, 2, 2, 3),
+    "fednsam-released": ("LocalAscent", "-", "ReleasedNesterov", 2, 1, 1, 1),
 }
 
 

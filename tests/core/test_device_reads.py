@@ -63,7 +63,7 @@ def test_the_steps_run_on_the_meta_device_and_are_sent_nothing(method: str) -> N
     """There every read raises. It stands for a GPU: samples are there for the round, an epoch's order is one copy."""
     fed = play(federation(method), [[0, 1], [0, 2]])
     on_meta = FlatModel(fed.model.to("meta"))
-    state = fed.state.broadcast()
+    state = fed.state.sent(fed.algorithm)
     broadcast = type(state).unflatten(state.round, {k: v.to("meta") for k, v in state.flatten().items()})
     memory = fed.memories.get(0, Memory())  # on the CPU, as from a file or from Flower
     local = training(epochs=1, batch_size=2)
@@ -74,7 +74,8 @@ def test_the_steps_run_on_the_meta_device_and_are_sent_nothing(method: str) -> N
         next(steps)
         next(steps)
     steps.close()
-    assert first.sent == 3 + len(memory.flatten()), "x, y, the order of the epoch, and what the client remembers"
+    vectors = sum(tensor.ndim > 0 for tensor in memory.flatten().values())
+    assert first.sent == 3 + vectors, "x, y, the order of the epoch, and what the client remembers"
     assert mode.sent == 0
 
 
@@ -85,7 +86,7 @@ def test_the_descent_has_no_graph_break(scope: str, momentum: float) -> None:
     steps = steps_in(fed, 0)
     step = next(steps)
     plain = step.round.v.clone()
-    torch.compile(local_loop.move, fullgraph=True, backend="eager")(step.round)
+    torch.compile(local_loop.move, fullgraph=True, backend="eager")(step.round, 0)
     assert not torch.equal(plain, step.round.v)
     steps.close()
     torch._dynamo.reset()

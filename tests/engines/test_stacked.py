@@ -12,7 +12,7 @@ from torch import nn
 from worlds import federate
 
 import fedlesam as fl
-from fedlesam.algorithms import CATALOGUE
+from fedlesam.algorithms import CATALOGUE, example
 from fedlesam.core.batches import batch_indices
 from fedlesam.engines._feed import order_of
 from fedlesam.engines.stacked import StackedEngine
@@ -35,7 +35,8 @@ def model() -> nn.Module:
 
 def pair(method: str, **local: Any) -> tuple[Federation, Federation]:
     settings = fl.LocalTraining(lr=0.2, epochs=range(1, 3), batch_size=5, **local)
-    made = [federate(model(), clients(), method, settings, active=5, engine=e) for e in ("plain", "stacked")]
+    engines = ("plain", "stacked")
+    made = [federate(model(), clients(), example(method), settings, active=5, engine=e) for e in engines]
     return made[0], made[1]
 
 

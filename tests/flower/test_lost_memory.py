@@ -20,7 +20,7 @@ from scenes import (
     simulation,
 )
 
-from fedlesam.algorithms import CATALOGUE, get
+from fedlesam.algorithms import CATALOGUE, example
 from fedlesam.flower import Strategy, records
 from fedlesam.flower.client_sums import summing_slots
 
@@ -28,10 +28,11 @@ pytestmark = pytest.mark.extras
 
 SUMMING = ["scaffold", "fedgamma", "fedlesam-s", "freesam-s", "feddyn", "fedsmoo", "fedlesam-d", "freesam-d"]
 SUMMING += ["fedlesam-released-s", "fedlesam-released-d", "shuffled-s", "scaffold-damped"]
+SUMMING += ["fedgloss", "fedwmsam", "fedspeed-released", "fedsmoo-released"]
 
 
 def test_which_methods_have_sums_over_clients() -> None:
-    assert sorted(name for name in CATALOGUE if summing_slots(get(name))) == sorted(SUMMING)
+    assert sorted(name for name in CATALOGUE if summing_slots(example(name))) == sorted(SUMMING)
 
 
 @pytest.mark.parametrize("name", SUMMING)

@@ -15,17 +15,19 @@ from local_grid import LocalGrid
 from scenes import CLIENTS, SEED, TIMEOUT, app, model, simulation
 from torch import Tensor
 
-from fedlesam.algorithms import CATALOGUE
+from fedlesam.algorithms import CATALOGUE, examples
 from fedlesam.flower import Strategy, records
 
 pytestmark = pytest.mark.extras
 
-GO_WITH = ["fedavg", "fedadam", "fedprox", "fedsam", "freesam", "fedlesam", "random-round", "random-step"]
+GO_WITH = ["fedavg", "fedadam", "fedprox", "fedsam", "freesam", "fedlesam", "random-round", "random-step", "fedasam"]
+GO_WITH += ["fednsam", "fednsam-released", "fedswa", "msam", "fedavgm", "fedyogi", "fedadagrad"]
 """Methods that send a model and nothing else, and whose server keeps no sum over clients."""
 
 
 def scene(name: str, mods: list[object]) -> tuple[Strategy, LocalGrid]:
-    strategy = Strategy(model(), name, clients=CLIENTS, seed=SEED, answer="model", patience=0)
+    hyper = examples(name)
+    strategy = Strategy(model(), name, clients=CLIENTS, hyper=hyper, seed=SEED, answer="model", patience=0)
     return strategy, LocalGrid(app(mods=mods), CLIENTS)
 
 

@@ -8,7 +8,7 @@ from local_grid import LocalGrid
 from torch import Tensor, nn
 from worlds import federation, mlp, samples, training
 
-from fedlesam.algorithms import Algorithm
+from fedlesam.algorithms import Algorithm, examples
 from fedlesam.core.messages import Memory
 from fedlesam.federation import Federation
 from fedlesam.flower import Strategy, client_app
@@ -38,6 +38,8 @@ def app(algorithm: Algorithm | None = None, make: Any = None, **settings: Any) -
 def scene(name: str | Algorithm, memory: Path | None = None, **settings: Any) -> tuple[Strategy, LocalGrid]:
     """With `memory` the nodes keep theirs in files, too."""
     own = name if isinstance(name, Algorithm) else None
+    if isinstance(name, str):
+        settings = {"hyper": examples(name), **settings}
     config = {"memory": str(memory)} if memory else {}
     grid = LocalGrid(app(own), CLIENTS, **config)
     return Strategy(model(), name, clients=CLIENTS, seed=SEED, **{**QUICK, **settings}), grid

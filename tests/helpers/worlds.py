@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+from fedlesam import algorithms
 from fedlesam.algorithms import Algorithm
 from fedlesam.core import seeds
 from fedlesam.core.batches import ClientData
@@ -109,7 +110,7 @@ def federation(
     return federate(
         mlp(dtype=dtype) if model is None else model,
         samples(dtype=dtype) if clients is None else clients,
-        algorithm,
+        algorithms.example(algorithm) if isinstance(algorithm, str) else algorithm,
         local or training(),
         seed=seed,
         **settings,
@@ -135,7 +136,7 @@ def steps_in(fed: Federation, client: int, flat: FlatModel | None = None) -> Gen
         fed.clients[client],
         fed.algorithm,
         fed.local,
-        fed.state.broadcast(),
+        fed.state.sent(fed.algorithm),
         fed.memories.get(client, Memory()),
         client=client,
         seed=fed.seed,

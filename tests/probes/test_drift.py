@@ -10,7 +10,7 @@ from torch import Tensor
 from worlds import SCHEDULE, federation, mlp, play, samples, training
 
 import fedlesam as fl
-from fedlesam.algorithms import CATALOGUE, Algorithm
+from fedlesam.algorithms import CATALOGUE, Algorithm, example
 from fedlesam.federation import Federation
 from fedlesam.probes import Drift, GlobalLoss, constant_perturbations, cosine, drift_of
 from fedlesam.probes.base import Look
@@ -20,7 +20,7 @@ from fedlesam.probes.estimate import Estimate
 from fedlesam.rules import CorrectedAscent, LocalAscent, Perturbation, PreviousStepAscent
 from reproduction.theory import Point, half_square
 
-PERTURBING = [name for name, make in CATALOGUE.items() if type(make().perturbation).__name__ != "NoPerturbation"]
+PERTURBING = [name for name in CATALOGUE if type(example(name).perturbation).__name__ != "NoPerturbation"]
 
 
 def client(centre: list[float], curvature: list[float]) -> tuple[Tensor, Tensor]:

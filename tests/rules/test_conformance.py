@@ -1,5 +1,6 @@
 """One suite for every method of the catalogue."""
 
+import inspect
 import random
 from collections.abc import Callable
 from typing import Any
@@ -27,11 +28,14 @@ from worlds import (
 
 import fedlesam
 from fedlesam import NotFinite, algorithms, rules
-from fedlesam.algorithms import CATALOGUE, PAPER
+from fedlesam.algorithms import CATALOGUE, FAMILY, OTHERS, PAPER, example
 from fedlesam.federation import Federation
 
 every_method = pytest.mark.parametrize("method", CATALOGUE)
-TWO_PASSES = ("fedsam", "mofedsam", "fedgamma", "fedsmoo")
+TWO_PASSES = ("fedsam", "mofedsam", "fedgamma", "fedsmoo", "fedspeed", "fedasam", "fedgf", "fedgloss", "fednsam")
+TWO_PASSES += ("fedspeed-released", "fedsmoo-released", "fednsam-released")
+DYNAMIC = ("feddyn", "fedsmoo", "fedlesam-d", "freesam-d", "fedlesam-released-d", "fedspeed", "fedgloss")
+DYNAMIC += ("fedspeed-released", "fedsmoo-released")
 
 VALUES = {
     "fedavg": (1, 1, 0),
@@ -51,6 +55,18 @@ VALUES = {
     "freesam": (1, 1, 0),
     "freesam-s": (2, 2, 1),
     "freesam-d": (1, 1, 1),
+    "fedspeed": (1, 2, 1),
+    "fedasam": (1, 1, 0),
+    "fedgf": (2, 1, 0),
+    "fedgloss": (1, 1, 1),
+    "fednsam": (1, 1, 0),
+    "fedswa": (1, 1, 0),
+    "fedmoswa": (2, 2, 1),
+    "fedwmsam": (3, 2, 1),
+    "msam": (1, 1, 0),
+    "fedavgm": (1, 1, 0),
+    "fedyogi": (1, 1, 0),
+    "fedadagrad": (1, 1, 0),
     "fedlesam-released": (2, 1, 0),
     "fedlesam-released-s": (3, 2, 1),
     "fedlesam-released-d": (2, 1, 1),
@@ -58,43 +74,95 @@ VALUES = {
     "random-step": (1, 1, 0),
     "shuffled-s": (12, 2, 1),
     "scaffold-damped": (2, 2, 1),
+    "fedspeed-released": (1, 1, 1),
+    "fedsmoo-released": (2, 2, 2),
+    "fednsam-released": (1, 1, 0),
 }
 """Models sent down, sent up and remembered by a client, besides the one it trains."""
+
+NUMBERS = {"fedgf": (1 + 30, 0, 0), "fedwmsam": (1, 1, 1)}
+"""Single numbers beside them."""
+
+
+def values(method: str, size: int) -> tuple[int, int, int]:
+    """Entries sent down, sent up and remembered by a client, with a model of `size` entries."""
+    down, up, kept = (
+        models * size + more for models, more in zip(VALUES[method], NUMBERS.get(method, (0, 0, 0)), strict=True)
+    )
+    return down, up, kept
 
 
 def test_the_catalogue() -> None:
     assert set(VALUES) == set(CATALOGUE)
     assert len(PAPER) == 12
-    assert {name: make().lr_decay for name, make in CATALOGUE.items()} == {
-        name: 0.9995 if name in ("feddyn", "fedsmoo") or name.endswith("-d") else 0.998 for name in CATALOGUE
+    assert {name: example(name).lr_decay for name in CATALOGUE} == {
+        name: 0.9995 if name in DYNAMIC else 0.998 for name in CATALOGUE
     }
 
 
 def test_the_defaults_of_the_paper() -> None:
     """The table of algorithms.md."""
-    rho = {name: algorithms.hyperparameters(name).get("rho") for name in CATALOGUE}
+    paper = [name for name, make in CATALOGUE.items() if make in PAPER + OTHERS]
+    rho = {name: algorithms.hyperparameters(name).get("rho") for name in paper}
     assert rho == {
         name: 0.01
-        if name in ("fedsam", "fedlesam", "fedlesam-released")
+        if name in ("fedsam", "fedlesam")
         else 0.1
-        if "sam" in name or "random" in name or "shuffled" in name or name in ("fedgamma", "fedsmoo")
+        if "sam" in name or name in ("fedgamma", "fedsmoo")
         else None
-        for name in CATALOGUE
+        for name in paper
     }
     for key, value in (("alpha", 0.1), ("lam", 0.1), ("prox", 0.1)):
-        assert {algorithms.hyperparameters(name).get(key, value) for name in CATALOGUE} == {value}
-    assert {name: algorithms.hyperparameters(name)["lr_g"] for name in CATALOGUE} == {
-        name: 0.1 if name == "fedadam" else 1.0 for name in CATALOGUE
+        assert {algorithms.hyperparameters(name).get(key, value) for name in paper} == {value}
+    assert {name: algorithms.hyperparameters(name)["lr_g"] for name in paper} == {
+        name: 0.1 if name == "fedadam" else 1.0 for name in paper
     }
+
+
+REQUIRED = inspect.Parameter.empty
+DEFAULTS = {
+    "fedspeed": {"rho": 0.1, "lam": 0.1, "alpha": 1.0},
+    "fedasam": {"rho": 0.7, "eta": 0.2},
+    "fedgf": {"rho": 0.05, "rho_g": 0.05, "window": 30, "threshold": REQUIRED},
+    "fedgloss": {"rho": 0.15, "rho_s": 0.15, "lam": 0.1, "warmup": 0},
+    "fednsam": {"rho": 0.05, "gamma": 0.85},
+    "fedswa": {"floor": 0.1, "lr_g": 1.5},
+    "fedmoswa": {"floor": 0.1, "gamma": 0.2, "lr_g": 1.5},
+    "fedwmsam": {"rho": 0.01, "alpha": 0.1},
+    "msam": {"rho": 0.1, "beta": 0.9},
+    "fedavgm": {"lr_g": 1.0, "beta": 0.9},
+    "fedyogi": {"lr_g": 0.1, "b1": 0.9, "b2": 0.99, "eps": 0.01},
+    "fedadagrad": {"lr_g": 0.1, "eps": 0.01},
+    "fedspeed-released": {"rho": 0.1, "lam": 0.1},
+    "fedsmoo-released": {"rho": 0.1, "lam": 0.1},
+    "fednsam-released": {"rho": 0.05, "gamma": 0.85},
+}
+
+
+@pytest.mark.parametrize("method", DEFAULTS)
+def test_the_defaults_of_the_family(method: str) -> None:
+    """The table of family.md."""
+    assert algorithms.hyperparameters(method) == DEFAULTS[method]
+    assert list(algorithms.hyperparameters(method)) == list(DEFAULTS[method])
+    assert {make.__name__.replace("_", "-") for make in FAMILY} <= DEFAULTS.keys()
+
+
+def test_a_value_without_default_is_asked_for() -> None:
+    with pytest.raises(ValueError, match=r"fedgf needs threshold: give it with --set threshold=VALUE"):
+        algorithms.get("fedgf")
+    with pytest.raises(TypeError, match="threshold"):
+        algorithms.fedgf()  # type: ignore[call-arg]
+    with pytest.raises(ValueError, match="threshold has no default"):
+        rules.InterpolatedAscent()
+    assert algorithms.get("fedgf", threshold=2.0) == algorithms.fedgf(threshold=2.0)
 
 
 @every_method
 def test_repr_is_the_method(method: str) -> None:
-    algorithm = CATALOGUE[method]()
+    algorithm = example(method)
     rooms = {name: getattr(rules, name) for name in rules.__all__} | {"Algorithm": fedlesam.Algorithm}
     assert eval(repr(algorithm), rooms) == algorithm
-    assert hash(algorithm) == hash(CATALOGUE[method]())
-    assert algorithms.get(method) == algorithm
+    assert hash(algorithm) == hash(example(method))
 
 
 @every_method
@@ -103,7 +171,7 @@ def test_trains(method: str) -> None:
     local = training(lr=0.1, epochs=2, clip=10.0, weight_decay=1e-3, lr_decay=None)
     records = list(federation(method, local=local, clients=samples((7, 12, 5)), active=1.0).run(8))
     assert records[-1].train_loss < 0.9 * records[0].train_loss
-    decay = CATALOGUE[method]().lr_decay
+    decay = example(method).lr_decay
     assert [r.lr for r in records] == pytest.approx([0.1 * decay**t for t in range(8)], rel=1e-12)
     assert [r.round for r in records] == list(range(8))
 
@@ -185,20 +253,20 @@ def test_torch_datasets_are_clients(method: str, wrap: Callable[[Tensor, Tensor]
 @every_method
 def test_counters(method: str) -> None:
     """Backward passes = steps x passes; bytes = the tensors that are sent."""
-    down, up, kept = VALUES[method]
     fed = federation(method, dtype=torch.float32)
-    size = 39 * 4
+    size = 39
+    down, up, kept = values(method, size)
     for t, active in enumerate(SCHEDULE[:3]):
         record = fed.round(active)
         steps = sum(steps_of(SIZES[i], 4, epochs(t, i)) for i in active)
         assert record.backward_passes == steps * (2 if method in TWO_PASSES else 1)
         assert fed.algorithm.perturbation.passes == (2 if method in TWO_PASSES else 1)
         later = t == 0 and method.startswith("fedlesam-released")  # there is no last server step yet
-        assert record.bytes_down == (down - later) * size * len(active)
-        assert record.bytes_up == up * size * len(active)
+        assert record.bytes_down == 4 * (down - later * size) * len(active)
+        assert record.bytes_up == 4 * up * len(active)
         assert record.active == list(active)
     assert set(fed.memories) == {0, 1, 2, 3, 4, 5}
-    assert all(memory.nbytes == kept * size for memory in fed.memories.values())
+    assert all(memory.nbytes == 4 * kept for memory in fed.memories.values())
 
 
 @every_method
@@ -212,11 +280,11 @@ def test_batch_norm(method: str) -> None:
     taken = [2 * 1, 2 * 2]  # 6 samples in 2 batches; of 9 samples the last one joins the second batch
     assert int(fed.state.buffers["1.num_batches_tracked"]) == max(taken)
     assert record.backward_passes == sum(taken) * (2 if method in TWO_PASSES else 1)
-    parameters, buffers = 4 * (24 + 8 + 15), 4 * (4 + 4) + 8
-    down, up, _ = VALUES[method]
-    down -= method.startswith("fedlesam-released")  # in the first round there is no last server step
-    assert record.bytes_down == 2 * (down * parameters + buffers)
-    assert record.bytes_up == 2 * (up * parameters + buffers)
+    parameters, buffers = 24 + 8 + 15, 4 * (4 + 4) + 8
+    down, up, _ = values(method, parameters)
+    down -= parameters * method.startswith("fedlesam-released")  # in the first round there is no last server step
+    assert record.bytes_down == 2 * (4 * down + buffers)
+    assert record.bytes_up == 2 * (4 * up + buffers)
     assert fed.state.buffers["1.running_mean"].dtype == torch.float32
     assert fed.state.buffers["1.num_batches_tracked"].dtype == torch.int64
     assert torch.equal(fed.model.get_buffer("1.running_var"), fed.state.buffers["1.running_var"])
@@ -269,7 +337,7 @@ def test_regression(method: str) -> None:
     draw = torch.Generator().manual_seed(0)
     clients = [(torch.randn(n, 3, generator=draw), torch.randn(n, 2, generator=draw)) for n in (5, 8, 6)]
     torch.manual_seed(1)
-    fed = Federation(nn.Linear(3, 2), clients, method, training(loss=nn.functional.mse_loss), test=clients[0])
+    fed = Federation(nn.Linear(3, 2), clients, example(method), training(loss=nn.functional.mse_loss), test=clients[0])
     records = list(fed.run(8))
     assert records[-1].train_loss < records[0].train_loss
     assert records[-1].test_accuracy is None
@@ -290,7 +358,7 @@ def test_a_model_of_one_parameter(method: str) -> None:
     x = torch.linspace(-1, 1, 8, dtype=torch.float64)
     clients = [(x, 2 * x), (x, 1.5 * x)]
     local = training(loss=nn.functional.mse_loss, lr=0.05, weight_decay=0.0)
-    fed = Federation(Line(), clients, method, local)
+    fed = Federation(Line(), clients, example(method), local)
     list(fed.run(10))
     assert fed.weights.shape == (1,)
     assert fed.model.slope.shape == ()
@@ -367,7 +435,7 @@ def test_an_update_that_is_not_finite(method: str) -> None:
     clients = [(1e12 * torch.randn(9, 5, generator=draw), torch.randint(3, (9,), generator=draw)) for _ in range(2)]
     model = nn.Linear(5, 3)
     nn.init.zeros_(model.weight)
-    fed = federation(algorithms.get(method), model=model, clients=clients, local=local)
+    fed = federation(method, model=model, clients=clients, local=local)
     before = snapshot(fed)
     with pytest.raises(NotFinite, match="round 0, client 1: the update is not finite"):
         fed.round([1])

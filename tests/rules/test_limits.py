@@ -5,16 +5,22 @@ import torch
 from worlds import SCHEDULE, federation, play, samples, states, training
 
 from fedlesam import algorithms
-from fedlesam.algorithms import Algorithm, fedavg, feddyn, fedlesam, fedprox, freesam, scaffold
+from fedlesam.algorithms import SLOW_DECAY, Algorithm, fedavg, feddyn, fedlesam, fedprox, freesam, scaffold
 from fedlesam.rules import (
     Adam,
     Average,
     ClientMomentum,
     ControlVariates,
+    DualMean,
     Dynamic,
     DynamicRegulariser,
     GlobalAscent,
     LocalAscent,
+    Nesterov,
+    ReleasedNesterov,
+    SentDual,
+    ShiftedDynamic,
+    WeightedMomentum,
 )
 
 WITHOUT_RHO: dict[str, str | Algorithm] = {
@@ -35,6 +41,15 @@ WITHOUT_RHO: dict[str, str | Algorithm] = {
     "random-round": "fedavg",
     "random-step": "fedavg",
     "shuffled-s": "scaffold",
+    "fedspeed": Algorithm(correction=SentDual(), server=DualMean(), lr_decay=SLOW_DECAY),
+    "fedasam": "fedavg",
+    "fedgloss": Algorithm(correction=DynamicRegulariser(), server=ShiftedDynamic(), lr_decay=SLOW_DECAY),
+    "fednsam": Algorithm(server=Nesterov()),
+    "fedwmsam": Algorithm(correction=WeightedMomentum()),
+    "msam": "fedavg",
+    "fedspeed-released": "feddyn",
+    "fedsmoo-released": "feddyn",
+    "fednsam-released": Algorithm(server=ReleasedNesterov()),
 }
 
 
@@ -54,7 +69,8 @@ def test_without_rho_the_base_is_left(method: str, scope: str) -> None:
 def test_every_method_with_rho_is_listed() -> None:
     from fedlesam.algorithms import CATALOGUE
 
-    assert {name for name in CATALOGUE if "rho" in algorithms.hyperparameters(name)} == set(WITHOUT_RHO)
+    known = {name for name in CATALOGUE if "rho" in algorithms.hyperparameters(name)}
+    assert known == {*WITHOUT_RHO, "fedgf"}, "which has a second radius, rho_g"
 
 
 @pytest.mark.parametrize(

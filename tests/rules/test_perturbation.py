@@ -257,9 +257,9 @@ def test_a_step_allocates_nothing_but_autograds_gradients(
     inside: list[int] = []
     original = local_loop.move
 
-    def watched(r: local_loop.ClientRound) -> None:
+    def watched(r: local_loop.ClientRound, number: int) -> None:
         with Allocations(2 * WIDE) as mode:
-            original(r)
+            original(r, number)
         inside.append(len(mode.kept))
 
     monkeypatch.setattr(local_loop, "move", watched)

@@ -10,7 +10,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fedlesam.algorithms import CATALOGUE
+from fedlesam.algorithms import CATALOGUE, examples
 from fedlesam.cli.options import build_config
 from fedlesam.runs import config as configs
 from fedlesam.runs.build import build
@@ -114,7 +114,7 @@ def test_any_number_and_text_survive(tmp_path: Path, lr: float, active: int | fl
 @pytest.mark.parametrize("algorithm", CATALOGUE)
 @pytest.mark.parametrize("split", ["iid", "pooled"])
 def test_resolved_configs_survive_and_stay(tmp_path: Path, algorithm: str, split: str) -> None:
-    config = resolve(RunConfig(algorithm=algorithm, split=split))
+    config = resolve(RunConfig(algorithm=algorithm, split=split, hyper=examples(algorithm)))
     back = reread(config, tmp_path)
     assert back == config
     assert resolve(back) == config

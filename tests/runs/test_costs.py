@@ -2,7 +2,7 @@
 
 import pytest
 
-from fedlesam.algorithms import CATALOGUE, Algorithm
+from fedlesam.algorithms import CATALOGUE, Algorithm, example
 from fedlesam.rules import GlobalAscent, LocalAscent
 from fedlesam.runs.costs import measure
 
@@ -25,6 +25,18 @@ COSTS = {
     "freesam": (1, 1, 1, 1),
     "freesam-s": (1, 2, 2, 2),
     "freesam-d": (1, 1, 1, 2),
+    "fedspeed": (2, 1, 2, 2),
+    "fedasam": (2, 1, 1, 1),
+    "fedgf": (2, 2, 1, 1),
+    "fedgloss": (2, 1, 1, 2),
+    "fednsam": (2, 1, 1, 1),
+    "fedswa": (1, 1, 1, 1),
+    "fedmoswa": (1, 2, 2, 2),
+    "fedwmsam": (1, 3, 2, 2),
+    "msam": (1, 1, 1, 1),
+    "fedavgm": (1, 1, 1, 1),
+    "fedyogi": (1, 1, 1, 1),
+    "fedadagrad": (1, 1, 1, 1),
     "fedlesam-released": (1, 2, 1, 1),  # w and the last one down
     "fedlesam-released-s": (1, 3, 2, 2),
     "fedlesam-released-d": (1, 2, 1, 2),
@@ -32,6 +44,9 @@ COSTS = {
     "random-step": (1, 1, 1, 1),
     "shuffled-s": (1, 12, 2, 2),  # w, c and the ten models before it down
     "scaffold-damped": (1, 2, 2, 2),
+    "fedspeed-released": (2, 1, 1, 2),
+    "fedsmoo-released": (2, 2, 2, 3),
+    "fednsam-released": (2, 1, 1, 1),
 }
 
 
@@ -41,7 +56,7 @@ def test_the_whole_catalogue_is_here() -> None:
 
 @pytest.mark.parametrize("name", COSTS)
 def test_costs(name: str) -> None:
-    cost = measure(CATALOGUE[name]())
+    cost = measure(example(name))
     assert (cost.passes, cost.down, cost.up, cost.stored) == COSTS[name]
     assert cost.shared == ("lesam" in name and "released" not in name), "only FedLESAM's keep the received model itself"
 

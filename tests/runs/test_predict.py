@@ -47,7 +47,7 @@ def config(**change: Any) -> RunConfig:
     return RunConfig(**{"rounds": 4, **change})
 
 
-@pytest.mark.parametrize("name", CATALOGUE)
+@pytest.mark.parametrize("name", [name for name in CATALOGUE if name not in ("fedgf", "fedwmsam")])
 def test_a_prediction_is_what_a_run_does(name: str) -> None:
     """Every client active, of unequal sizes, BatchNorm's statistics in the messages: all of it exact."""
     fed = make(name)
@@ -60,6 +60,15 @@ def test_a_prediction_is_what_a_run_does(name: str) -> None:
     assert predicted.bytes_up_per_round == record.bytes_up
     assert {predicted.one_client} == {memory.nbytes for memory in fed.memories.values()}
     assert predicted.client_memory == fed.memories.nbytes
+
+
+@pytest.mark.parametrize("name", ["fedgf", "fedwmsam"])
+def test_single_numbers_are_left_out_of_a_prediction(name: str) -> None:
+    fed = make(name)
+    predicted, record = predict(config(), fed), list(fed.run(2))[-1]
+    assert 0 < record.bytes_down - predicted.bytes_down_per_round <= 6 * 4 * 31
+    assert 0 <= record.bytes_up - predicted.bytes_up_per_round <= 6 * 4
+    assert 0 <= fed.memories.nbytes - predicted.client_memory <= 6 * 4
 
 
 @pytest.mark.parametrize("name", ["fedsam", "fedlesam-s"])

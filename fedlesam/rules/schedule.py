@@ -1,0 +1,9 @@
+"""Hyper-parameters that follow the rounds."""
+
+START = 0.001
+"""What a radius begins with while it grows."""
+
+
+def ramp(rho: float, warmup: int, round: int) -> float:
+    """FedGloss's growing radius: START + (rho - START) * min(1, round / warmup); without a warm-up, or for 0, rho."""
+    return START + (rho - START) * min(1.0, round / warmup) if warmup and rho else rho
