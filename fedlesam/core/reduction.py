@@ -109,7 +109,8 @@ class Reduction:
         if len(named) == 1:
             ends = [torch.stack(vector.aminmax())[:, None] for vector in named[0].values()]
         else:
-            ends = [torch.stack(rows_of([v[name] for v in named]).flatten(1).aminmax(dim=1)) for name in named[0]]
+            rows = (rows_of([v[name] for v in named]).reshape(len(named), -1) for name in named[0])
+            ends = [torch.stack(each.aminmax(dim=1)) for each in rows]
         peaks = torch.stack(ends).abs().amax(1).T.tolist()
         return [self._refusal(a, dict(zip(named[0], own, strict=True))) for a, own in zip(answers, peaks, strict=True)]
 
