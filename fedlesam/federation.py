@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from fedlesam import algorithms
 from fedlesam.algorithms import Algorithm
 from fedlesam.core import evaluation, seeds
-from fedlesam.core.batches import Batches, ClientData, known_labels
+from fedlesam.core.batches import Batches, ClientData
 from fedlesam.core.buffers import Buffers
 from fedlesam.core.checks import check_choice, check_count
 from fedlesam.core.choices import Weighting
@@ -34,6 +34,7 @@ from fedlesam.core.record import Record as Record
 from fedlesam.core.saving import separate
 from fedlesam.core.server import ServerState, server_step
 from fedlesam.core.sound import check_outputs, check_samples
+from fedlesam.core.task import Task
 from fedlesam.engines.base import Engine, Saved
 from fedlesam.engines.distributed import DistributedEngine, worker_loop
 from fedlesam.engines.serial import SerialEngine
@@ -69,9 +70,10 @@ class Federation:
 
     Args:
         model: any nn.Module. Its weights are the first global model; it is copied, not changed.
-        clients: their data, a pair of tensors (x, y) or a torch Dataset each.
+        clients: their data, each a pair of tensors (x, y), a dict or nested tuple of tensors, or a torch Dataset.
         algorithm: a name of the catalogue, or an Algorithm such as `fl.algorithms.fedsam(rho=0.1)`.
         local: how a client trains.
+        task: how a batch becomes a loss, and what is measured; by default classification, with the loss of `local`.
         active: the clients of a round, a count (int) or a share (float) of them.
         test: data on which the global model is evaluated.
         seed: all random numbers derive from it.
@@ -89,6 +91,7 @@ class Federation:
         algorithm: str | Algorithm = "fedavg",
         local: LocalTraining | None = None,
         *,
+        task: Task | None = None,
         active: int | float = 1.0,
         test: ClientData | None = None,
         seed: int = 0,
@@ -107,6 +110,7 @@ class Federation:
             )
         for what, value, kind in (
             ("local", local, LocalTraining),
+            ("task", task, Task),
             ("failures", failures, FailurePolicy),
             ("execution", execution, Execution),
         ):
@@ -137,6 +141,7 @@ class Federation:
             raise ValueError("there are no clients")
         check_samples(clients, test, drop=self.failures.drops)
         self.clients, self.local, self.seed = clients, local or LocalTraining(), seed
+        self.task = self.local.task(task)
         self.active, self.weighting = count_active(active, len(clients)), weighting
         self.evaluate_every = evaluate_every
         self.history: list[Record] = []
@@ -148,10 +153,10 @@ class Federation:
         self._flat = FlatModel(copy.deepcopy(self._model), how.precision, how.compile and not stacked)
         self.algorithm = self.algorithm.for_model(self._flat.tensors)
         buffers = self._flat.buffers()
-        outputs, changed = check_outputs(self._flat, clients, test, self.local, stacked=stacked)
+        outputs, changed = check_outputs(self._flat, clients, test, self.task, stacked=stacked)
         if stacked and changed:
             raise NotStackable(CHANGES.format(", ".join(changed)))
-        self._mixtures = _mixtures(clients, outputs) if per_client else None
+        self._mixtures = _mixtures(clients, self.task, outputs) if per_client else None
         self.state = ServerState.initial(self.algorithm, self._flat.weights.clone(), buffers)
         self._pinned, self._begun = how.store == "pinned", False
         self.memories = self._store(how.folder, how.memory)
@@ -164,11 +169,12 @@ class Federation:
             seed=seed,
             threads=self.threads,
             by_examples=weighting == "examples",
-            test=Batches(test, self._flat.device) if test is not None else None,
+            test=Batches(test, self._flat.device, self.task.collate) if test is not None else None,
             store=self.memories,
             stop_flag=StopFlag(),
             drop=self.failures.drops,
             max_norm=self.failures.max_update_norm,
+            task=self.task,
         )
         self._engine: Engine | None = self._local_engine if self.workers == 1 else None
 
@@ -249,6 +255,7 @@ class Federation:
                 train_loss=outcome.reduction.loss,
                 test_loss=tested.loss if tested else None,
                 test_accuracy=tested.accuracy if tested else None,
+                metrics=tested.metrics if tested else {},
                 lr=self.local.lr_at(sent.round, self.algorithm),
                 seconds=seconds,
                 backward_passes=outcome.backward_passes,
@@ -376,10 +383,10 @@ class Federation:
         return chosen
 
 
-def _mixtures(clients: Sequence[ClientData], classes: int) -> Tensor:
+def _mixtures(clients: Sequence[ClientData], task: Task, classes: int) -> Tensor:
     rows = []
     for i, data in enumerate(clients):
-        labels = known_labels(data)
+        labels = task.known_targets(data) if task.by_class else None
         if labels is None or labels.is_floating_point() or labels.ndim != 1:
             raise ValueError(f"client {i}: per_client needs class numbers known in advance, as in a pair (x, y)")
         rows.append(evaluation.mixture(labels, classes))

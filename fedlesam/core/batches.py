@@ -1,6 +1,6 @@
 """The batches of one client in one round, drawn for whole batches at a time."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -8,11 +8,16 @@ from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset, default_collate
 
 from fedlesam.core import seeds
+from fedlesam.core.tree import leaves, move, named_tensors, tree_map
 
 Augment = Callable[[Tensor, torch.Generator], Tensor]
 """Changes a whole batch of inputs at once, drawing only from the generator it is given."""
 
-Batch = tuple[Tensor, Tensor]
+Batch = Any
+"""What the samples of a step make together: a pair (x, y), a dict, a nested tuple, or what `collate` returns."""
+
+Collate = Callable[[list[Any]], Any]
+"""Makes a batch of a list of samples."""
 
 
 @runtime_checkable
@@ -20,7 +25,7 @@ class Loadable(Protocol):
     """A client whose samples can be had as two tensors, loaded when it trains and dropped afterwards."""
 
     def __len__(self) -> int: ...
-    def tensors(self) -> Batch: ...
+    def tensors(self) -> tuple[Tensor, Tensor]: ...
     def labels(self) -> Tensor: ...
 
 
@@ -30,24 +35,24 @@ class Streamed(Loadable, Protocol):
 
     @property
     def streams(self) -> bool: ...
-    def batch(self, chosen: Tensor | slice) -> Batch: ...
+    def batch(self, chosen: Tensor | slice) -> tuple[Tensor, Tensor]: ...
 
 
-ClientData = Batch | Dataset[Any] | Loadable
-"""What a user may give as one client: a pair (x, y), a torch Dataset of such samples, or a Loadable."""
+ClientData = tuple[Any, ...] | list[Any] | Mapping[str, Any] | Dataset[Any] | Loadable
+"""What a user may give as one client.
+
+A pair (x, y), a dict or a nested tuple of tensors, with a row for each sample; a torch Dataset, or a list of samples,
+of any form; or a Loadable.
+"""
+
+KINDS = "a client is a pair (x, y), a dict or a nested tuple of tensors, or a map-style torch Dataset"
 
 
 def check_client(data: Any, where: str) -> int:
     """The number of samples, or a ValueError that says which client is wrong and why."""
-    if isinstance(data, tuple | list):
-        if len(data) != 2 or not all(isinstance(part, Tensor) for part in data):
-            kinds = [type(part).__name__ for part in data]
-            raise ValueError(f"{where}: expected a pair of tensors (x, y), got {kinds}")
-        if len(data[0]) != len(data[1]):
-            raise ValueError(f"{where}: x has {len(data[0])} samples and y has {len(data[1])}")
-        size = len(data[0])
-    elif isinstance(data, TensorDataset) and len(data.tensors) != 2:
-        raise ValueError(f"{where}: a TensorDataset must hold two tensors, x and y; this one holds {len(data.tensors)}")
+    given = given_tensors(data)
+    if given is not None:
+        size = _check_tensors(given, where, alone=isinstance(data, TensorDataset))
     elif (
         not isinstance(data, Tensor)
         and hasattr(data, "__len__")
@@ -61,45 +66,53 @@ def check_client(data: Any, where: str) -> int:
     return size
 
 
+def _check_tensors(given: Batch, where: str, alone: bool) -> int:
+    parts = leaves(given)
+    if not all(isinstance(part, Tensor) for part in parts) or (len(parts) < 2 and type(given) is tuple and not alone):
+        kinds = [type(part).__name__ for part in parts]
+        raise ValueError(f"{where}: expected a pair of tensors (x, y), got {kinds}; {KINDS}")
+    if not parts:
+        raise ValueError(f"{where}: has no samples; leave it out")
+    (first, tensor), *others = named_tensors(given)
+    for name, other in ((first, tensor), *others):
+        if other.ndim == 0:
+            raise ValueError(f"{where}: {name} is a single number; {KINDS}, with a row for each sample")
+        if len(other) != len(tensor):
+            raise ValueError(f"{where}: {first} has {len(tensor)} samples and {name} has {len(other)}")
+    return len(tensor)
+
+
 def size_of(data: ClientData) -> int:
     """The number of samples of a client.
 
     Args:
         data: The client's samples.
     """
-    return len(data[0]) if isinstance(data, tuple | list) else len(data)  # type: ignore[arg-type]
+    given = given_tensors(data)
+    return len(leaves(given)[0]) if given is not None else len(data)  # type: ignore[arg-type]
 
 
-def pair_of(data: ClientData) -> Batch | None:
-    """The two tensors a user gave; None where samples are made or loaded when they are needed.
+def given_tensors(data: ClientData) -> Batch | None:
+    """The tensors a user gave, as one batch of all samples; None where samples are made when they are needed.
 
     Args:
         data: The client's samples.
     """
-    given = data.tensors if isinstance(data, TensorDataset) else data
-    return (given[0], given[1]) if isinstance(given, tuple | list) and len(given) == 2 else None
+    if isinstance(data, TensorDataset):
+        return data.tensors
+    if isinstance(data, list):
+        return None if data and isinstance(data[0], tuple | Mapping) else tuple(data)
+    return data if isinstance(data, tuple | Mapping) else None
 
 
 def as_tensors(data: ClientData) -> Batch | None:
-    """The samples as two tensors, or None where each sample would have to be read for that.
+    """The samples as a batch of tensors, or None where each sample would have to be read for that.
 
     Args:
         data: The client's samples.
     """
-    pair = pair_of(data)  # asked first: a protocol's isinstance is slow
-    return data.tensors() if pair is None and isinstance(data, Loadable) else pair
-
-
-def known_labels(data: ClientData) -> Tensor | None:
-    """The targets, or None where each sample would have to be read for that.
-
-    Args:
-        data: The client's samples.
-    """
-    if isinstance(data, Loadable):
-        return data.labels()
-    pair = as_tensors(data)
-    return pair[1] if pair is not None else None
+    given = given_tensors(data)  # asked first: a protocol's isinstance is slow
+    return data.tensors() if given is None and isinstance(data, Loadable) else given
 
 
 def steps_per_epoch(size: int, batch_size: int, join_last: bool) -> int:
@@ -148,37 +161,74 @@ class Batches:
     Args:
         data: The client's samples.
         device: Where the batches go.
+        collate: Makes a batch of samples that are not tensors yet; by default as PyTorch's DataLoader does.
     """
 
-    def __init__(self, data: ClientData, device: torch.device) -> None:
-        self.streamed = data if pair_of(data) is None and isinstance(data, Streamed) and data.streams else None
+    def __init__(self, data: ClientData, device: torch.device, collate: Collate | None = None) -> None:
+        self.streamed = data if given_tensors(data) is None and isinstance(data, Streamed) and data.streams else None
         self.tensors = as_tensors(data) if self.streamed is None else None
-        if self.tensors is not None and device.type != "cpu" and sum(t.nbytes for t in self.tensors) <= RESIDENT:
-            self.tensors = self.tensors[0].to(device, non_blocking=True), self.tensors[1].to(device, non_blocking=True)
-        self.samples: Any = data
-        self.device = device
-
-    @property
-    def home(self) -> torch.device | None:
+        self.home: torch.device | None = None
         """Where the samples are indexed: on the device if they are there, else on the CPU (None)."""
-        return self.device if self.tensors is not None and self.tensors[0].device == self.device else None
+        if self.tensors is not None:
+            held = leaves(self.tensors)
+            self.size = len(held[0])
+            if device.type != "cpu" and sum(t.nbytes for t in held) <= RESIDENT:
+                self.tensors = move(self.tensors, device)
+            if all(t.device == device for t in leaves(self.tensors)):
+                self.home = device
+            self._flat = type(self.tensors) is tuple and len(held) == len(self.tensors)  # no tree to walk at each step
+        else:
+            self.size = len(data)  # type: ignore[arg-type]
+        self.samples: Any = data
+        self.device, self.collate = device, collate
 
     def __len__(self) -> int:
-        return len(self.tensors[0] if self.tensors is not None else self.samples)
+        return self.size
 
     def fetch(self, indices: Tensor | slice, seed: int) -> Batch:
-        """One batch (x, y) on the device.
+        """One batch on the device.
 
         Args:
             indices: The places of its samples.
             seed: For a Dataset that draws random numbers while it makes a sample.
         """
         if self.tensors is not None:
-            x, y = self.tensors[0][indices], self.tensors[1][indices]
+            if self._flat:
+                batch = tuple([tensor[indices] for tensor in self.tensors])
+            else:
+                batch = tree_map(lambda tensor: tensor[indices], self.tensors)
+            if self.home is not None:
+                return batch
         elif self.streamed is not None:
-            x, y = self.streamed.batch(indices)
+            batch = self.streamed.batch(indices)
         else:
             seeds.reseed_everything(seed, self.device)
             chosen = range(len(self)) if isinstance(indices, slice) else indices.tolist()
-            x, y = default_collate([self.samples[i] for i in chosen])
-        return x.to(self.device, non_blocking=True), y.to(self.device, non_blocking=True)
+            batch = collated([self.samples[i] for i in chosen], self.collate)
+        return move(batch, self.device)
+
+
+def collated(samples: list[Any], collate: Collate | None) -> Batch:
+    """A batch of samples; a ValueError if they cannot be put together, or if some of them are lost.
+
+    Args:
+        samples: Of one batch.
+        collate: The user's function; by default as PyTorch's DataLoader does.
+    """
+    if collate is None:
+        try:
+            batch = default_collate(samples)
+        except (RuntimeError, TypeError) as error:
+            raise ValueError(
+                f"samples cannot be put together to a batch ({str(error).splitlines()[0]}); say how with "
+                "fl.Task(..., collate=f), where f makes a batch of a list of samples"
+            ) from error
+    else:
+        batch = collate(samples)
+        sizes = {len(leaf) for leaf in leaves(batch) if isinstance(leaf, Tensor) and leaf.ndim > 0}
+        if sizes and len(samples) not in sizes:
+            raise ValueError(
+                f"collate makes a batch of {max(sizes)} from {len(samples)} samples; it may not drop or add any: "
+                "filter the Dataset before it is given, and return a tensor with a row for each sample"
+            )
+    return tuple(batch) if type(batch) is list else batch

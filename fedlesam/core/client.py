@@ -14,13 +14,14 @@ import torch
 from torch import Tensor
 
 from fedlesam.core import seeds
-from fedlesam.core.batches import Batches, ClientData, batch_indices, size_of, steps_per_epoch
+from fedlesam.core.batches import Batch, Batches, ClientData, batch_indices, size_of, steps_per_epoch
 from fedlesam.core.checks import LOWER, NotFinite
-from fedlesam.core.flat_model import FlatModel, Loss
+from fedlesam.core.flat_model import FlatModel
 from fedlesam.core.local import LocalTraining
 from fedlesam.core.messages import Broadcast, ClientResult, Memory
 from fedlesam.core.slots import AffineStep, Algorithm, LocalResult, State, Step
-from fedlesam.core.sound import check_finite
+from fedlesam.core.sound import augmented, check_finite
+from fedlesam.core.task import Task
 from fedlesam.core.vectors import add_scaled_, clip_coefficient, is_number
 
 
@@ -232,17 +233,17 @@ class LocalStep:
 class BatchGradient:
     """The gradient of one batch after the other, by autograd on the module itself."""
 
-    batch: tuple[Tensor, Tensor, int]
-    """Inputs, targets, and the seed of what layers draw: both passes of a step see the same mask."""
+    batch: tuple[Batch, int]
+    """The batch, and the seed of what layers draw: both passes of a step see the same mask."""
 
-    def __init__(self, model: FlatModel, loss: Loss) -> None:
-        self.model, self.loss = model, loss
+    def __init__(self, model: FlatModel, task: Task) -> None:
+        self.model, self.task = model, task
 
     def __call__(self, at: Tensor, out: Tensor, *, final: bool) -> Tensor:
-        x, y, seed = self.batch
+        batch, seed = self.batch
         buffers = {} if final else self.model.buffers()
         seeds.reseed_torch(seed, self.model.device)
-        loss = self.model.backward(self.loss, x, y, out)
+        loss = self.model.backward(self.task, batch, out)
         self.model.load_buffers(buffers)
         return loss
 
@@ -257,8 +258,13 @@ def local_update(
     *,
     client: int,
     seed: int,
+    task: Task | None = None,
 ) -> Generator[LocalStep, None, ClientResult]:
-    """Train one client, yielding before every step; the generator's value is the client's result."""
+    """Train one client, yielding before every step; the generator's value is the client's result.
+
+    Without a task it is that of `local.loss`.
+    """
+    task = local.task() if task is None else task
     mask_seed = seeds.derive(seed, "step", broadcast.round, client)
     seeds.reseed_torch(mask_seed, model.device)
     memory = memory.to(model.device)
@@ -267,25 +273,25 @@ def local_update(
     r = begin(algorithm, local, broadcast, memory, steps, model.weights, model.scratch)
     model.load_buffers(broadcast.buffers)
     model.module.train()
-    batches = Batches(data, model.device)
+    batches = Batches(data, model.device, task.collate)
     rng = seeds.generator(seed, "batches", broadcast.round, client)
     on_gpu = local.augment is not None and model.device.type == "cuda"
     augment_rng = seeds.generator(seed, "batches", broadcast.round, client, device=model.device) if on_gpu else rng
     noise = model.scratch("noise") if algorithm.perturbation.draws else None
     losses: list[Tensor] = []
     taken: list[Tensor | slice] = []
-    view, gradient = LocalStep(model, r, r.anchor.new_zeros(())), BatchGradient(model, local.loss)
+    view, gradient = LocalStep(model, r, r.anchor.new_zeros(())), BatchGradient(model, task)
     for indices in batch_indices(len(batches), local.batch_size, epochs, model.batch_norm, rng, batches.home):
         mask_seed += 1
         taken.append(indices)
-        x, y = batches.fetch(indices, mask_seed)
+        batch = batches.fetch(indices, mask_seed)
         if local.augment is not None:
-            x = local.augment(x, augment_rng)
+            batch = augmented(batch, local.augment, augment_rng)
         if noise is not None:
             seeds.reseed_torch(mask_seed, model.device)
             noise.normal_()
 
-        gradient.batch = x, y, mask_seed
+        gradient.batch = batch, mask_seed
         view.loss = look(r, gradient, len(losses), noise)
         losses.append(view.loss)
         yield view
@@ -294,8 +300,8 @@ def local_update(
     values = torch.stack(losses).tolist()
     wrong = next((number for number, value in enumerate(values) if not math.isfinite(value)), None)
     if wrong is not None:
-        x, y = batches.fetch(taken[wrong], mask_seed - len(values) + wrong + 1)
-        remedy = _remedy(x, y, taken[wrong])
+        batch = batches.fetch(taken[wrong], mask_seed - len(values) + wrong + 1)
+        remedy = _remedy(batch, taken[wrong])
         raise NotFinite(f"the loss of step {wrong} is not finite", broadcast.round, client, remedy)
     model.state.check()
     result, after, perturbation, correction = finish(r, memory, broadcast, len(values))
@@ -317,10 +323,10 @@ def drain(steps: Generator[LocalStep, None, ClientResult], check: Callable[[], N
             return result
 
 
-def _remedy(x: Tensor, y: Tensor, numbers: Tensor | slice) -> str:
+def _remedy(batch: Batch, numbers: Tensor | slice) -> str:
     """For a loss that is not finite: where the samples are to blame, no learning rate helps."""
     try:
-        check_finite(x, y, "its data", numbers)
+        check_finite(batch, "its data", numbers)
     except ValueError as error:
         return str(error)
     return LOWER

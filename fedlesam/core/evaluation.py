@@ -1,15 +1,18 @@
-"""Loss and accuracy of a global model on data it was not trained on."""
+"""Loss and metrics of a global model on data it was not trained on."""
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedlesam.core.batches import Batches, steps_per_epoch
-from fedlesam.core.flat_model import FlatModel, Loss
+from fedlesam.core.batches import Batch, Batches, steps_per_epoch
+from fedlesam.core.buffers import Unsupported
+from fedlesam.core.flat_model import FlatModel, ForwardPass
 from fedlesam.core.sound import check_finite
+from fedlesam.core.task import Loss, Task
 
 BATCH = 500
 """Samples per batch. Fixed, so that an evaluation gives the same bits in any process."""
@@ -17,13 +20,18 @@ BATCH = 500
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Loss and accuracy of a model on test data."""
+    """Loss and metrics of a model on test data."""
 
     loss: float
-    accuracy: float | None = None
-    """The fraction of samples classified correctly; None if the targets are not class numbers."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """In the task's order; without accuracy where the targets are not class numbers."""
     by_class: Tensor | None = None
     """The accuracy on each class; NaN for a class without samples."""
+
+    @property
+    def accuracy(self) -> float | None:
+        """The fraction of samples classified correctly; None if the task does not measure it."""
+        return self.metrics.get("accuracy")
 
 
 @dataclass(frozen=True)
@@ -33,74 +41,114 @@ class BatchScore:
     number: int
     size: int
     loss: float
-    right: list[int]
-    """Correct samples by class; empty if the targets are not class numbers."""
-    seen: list[int]
+    sums: dict[str, Any] = field(default_factory=dict)
+    """Of metrics that add up over batches: numbers in lists."""
+    kept: dict[str, Tensor] = field(default_factory=dict)
+    """Outputs and targets, on the CPU, where a metric needs those of all samples."""
 
 
 @torch.no_grad()
 def score_batches(
-    model: FlatModel, data: Batches, loss: Loss, part: int = 0, parts: int = 1, check: Callable[[], None] = lambda: None
+    model: FlatModel,
+    data: Batches,
+    task: Task | Loss,
+    part: int = 0,
+    parts: int = 1,
+    check: Callable[[], None] = lambda: None,
 ) -> list[BatchScore]:
     """Score every `parts`-th batch of a data set.
 
     Args:
         model: the model.
         data: the test data.
-        loss: the loss.
+        task: how a batch becomes a loss, and what is measured; or a loss of outputs and targets.
         part: the number of the first batch.
         parts: the number of processes that share the batches.
         check: called before each batch; it may raise.
     """
+    task = task if isinstance(task, Task) else Task.of_loss(task)
     model.module.eval()
-    found: list[tuple[int, int, Tensor, Tensor | None]] = []
+    found: list[tuple[int, int, Tensor, dict[str, Tensor], dict[str, Tensor]]] = []
     before = model.buffers() if model.state.own else {}
     batches = steps_per_epoch(len(data), BATCH, join_last=model.needs_batch)
     for number in range(part, batches, parts):
         check()
         model.load_buffers(before)  # a layer may change them in eval mode, too, and no batch may depend on another
         start, end = number * BATCH, (number + 1) * BATCH if number < batches - 1 else len(data)
-        x, y = data.fetch(torch.arange(start, end), seed=0)
-        output = model.forward(x)
-        found.append((number, len(x), loss(output, y), _hits(output, y)))
+        batch = data.fetch(torch.arange(start, end), seed=0)
+        done = model.step(task, batch)
+        found.append((number, end - start, done.loss, *_measured(task, done, batch)))
     if not found:
         return []
-    losses = torch.stack([one for _, _, one, _ in found]).tolist()
-    hits = [one for *_, one in found if one is not None]
-    counts = torch.stack(hits).tolist() if len(hits) == len(found) else [([], [])] * len(found)
+    losses = torch.stack([one for _, _, one, *_ in found]).tolist()
+    names = [name for name in task.measured if all(name in sums for *_, sums, _ in found)]
+    columns = {name: torch.stack([sums[name] for *_, sums, _ in found]).tolist() for name in names}
     for (number, size, *_), value in zip(found, losses, strict=True):
         if not math.isfinite(value):
             places = torch.arange(number * BATCH, number * BATCH + size)
-            check_finite(*data.fetch(places, seed=0), "the samples evaluated on", places)
-    rows = zip(found, losses, counts, strict=True)
-    return [BatchScore(number, size, value, *by_class) for (number, size, *_), value, by_class in rows]
+            check_finite(data.fetch(places, seed=0), "the samples evaluated on", places)
+    return [
+        BatchScore(number, size, losses[i], {name: column[i] for name, column in columns.items()}, kept)
+        for i, (number, size, *_, kept) in enumerate(found)
+    ]
 
 
-def _hits(output: Tensor, y: Tensor) -> Tensor | None:
-    """Samples by class: those that are right, and all of them; None where the targets are not class numbers."""
-    if output.ndim != 2 or y.ndim != 1 or y.is_floating_point():
-        return None
-    counts = torch.zeros(2, output.shape[1], dtype=torch.int64, device=y.device)
-    classes = y.long()
-    counts[0].scatter_add_(0, classes, (output.argmax(1) == classes).long())
-    counts[1].scatter_add_(0, classes, torch.ones_like(classes))
-    return counts
+def _measured(task: Task, done: ForwardPass, batch: Batch) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """What the metrics take from a batch: terms of sums, and the outputs and targets that are kept."""
+    if not task.measured:
+        return {}, {}
+    outputs, targets = done.outputs, task.targets_of(batch)
+    sums, kept = dict[str, Tensor](), dict[str, Tensor]()
+    for name, metric in task.measured.items():
+        if metric.finish is not None:
+            if (term := metric.term(name, outputs, targets)) is not None:
+                sums[name] = term
+        elif not kept:
+            kept = {"outputs": _kept(outputs, "outputs"), "targets": _kept(targets, "targets")}
+    return sums, kept
 
 
-def combine(scores: list[BatchScore]) -> Evaluation:
+def _kept(tensor: object, what: str) -> Tensor:
+    if isinstance(tensor, Tensor):
+        return tensor.detach().cpu()
+    raise Unsupported(
+        f"the {what} of a batch are a {type(tensor).__name__}, and metrics need one tensor; give Task(..., {what}=...)"
+    )
+
+
+def combine(scores: list[BatchScore], task: Task | None = None) -> Evaluation:
     """The evaluation of a whole data set.
 
     Args:
         scores: of all batches, in any order.
+        task: that they were scored by; by default classification.
     """
+    task = Task.classification() if task is None else task
     ordered = sorted(scores, key=lambda score: score.number)
     samples = sum(score.size for score in ordered)
     mean = sum(score.loss * score.size for score in ordered) / samples
-    if not all(score.seen for score in ordered):
-        return Evaluation(mean)
-    right = torch.tensor([score.right for score in ordered]).sum(0).double()
-    seen = torch.tensor([score.seen for score in ordered]).sum(0).double()
-    return Evaluation(mean, float(right.sum() / seen.sum()), right / seen)
+    whole = {what: _joined([score.kept[what] for score in ordered], what) for what in ordered[0].kept}
+    found, by_class = dict[str, float](), None
+    for name, metric in task.measured.items():
+        if metric.finish is None:
+            found[name] = metric.of(name, whole["outputs"], whole["targets"])
+        elif all(name in score.sums for score in ordered):
+            total = torch.tensor([score.sums[name] for score in ordered], dtype=torch.float64).sum(0)
+            found[name] = metric.of_sum(name, total)
+            if task.by_class and name == "accuracy":
+                by_class = total[0] / total[1]
+    return Evaluation(mean, found, by_class)
+
+
+def _joined(parts: list[Tensor], what: str) -> Tensor:
+    try:
+        return torch.cat(parts)
+    except RuntimeError as error:
+        shapes = ", ".join(str(tuple(shape)) for shape in dict.fromkeys(part.shape for part in parts))
+        raise ValueError(
+            f"the {what} of batches have different shapes ({shapes}), so a metric cannot be called with all of them; "
+            f"make them alike in Task(..., {what}=...), e.g. flatten the tokens"
+        ) from error
 
 
 @dataclass(frozen=True)

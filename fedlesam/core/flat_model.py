@@ -2,24 +2,105 @@
 
 import copy
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from fedlesam.core.batches import Batch
 from fedlesam.core.buffers import Buffers
 from fedlesam.core.choices import Precision as Precision
-from fedlesam.core.module_check import check_module, one_number, one_tensor
+from fedlesam.core.module_check import check_module, one_number
 from fedlesam.core.slots import TensorSpec
-
-Loss = Callable[[Tensor, Tensor], Tensor]
+from fedlesam.core.task import Task
+from fedlesam.core.tree import tree_map
 
 MANY_WEIGHTS = 8_000_000
 """Of convolutions: with more, on a CPU, turning their gradients back costs more than channels-last gains.
 
 ResNet-18 at batch 50 takes 0.89 of the time with 0.7 million of them, 0.97 with 6, 1.02 with 11 (docs/benchmarks.md).
 """
+
+
+class ForwardPass(NamedTuple):
+    """A batch, seen by a model: its loss, with a graph where gradients are on."""
+
+    task: Task
+    loss: Tensor
+    returned: list[Any]
+    """What the model returned, each time the task's loss called it."""
+    told: Any = None
+    """The outputs, if the loss returned them."""
+
+    @property
+    def outputs(self) -> Any:
+        """The model's outputs; an error says what a task must give where they are not known."""
+        return self.task.outputs_of(self.returned) if self.told is None else self.told
+
+
+class CalledModel:
+    """A module as a task's loss sees it: a call is remembered, in the precision and layout of the run."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        call: Callable[..., Any] | None = None,
+        bf16: torch.device | None = None,
+        channels_last: bool = False,
+    ) -> None:
+        self.module, self.call = module, call or module
+        self.bf16, self.channels_last = bf16, channels_last
+        self.returned: list[Any] = []
+        self.running = False
+        """Inside a call; it stays so if the call fails."""
+
+    def __call__(self, *inputs: Any, **named: Any) -> Any:
+        """Pictures go in channels-last where convolutions are faster so; the weights keep their layout."""
+        self.running = True
+        if self.channels_last:
+            inputs, named = tree_map(_channels_last, inputs), tree_map(_channels_last, named)
+        if self.bf16 is not None:
+            with torch.autocast(self.bf16.type, torch.bfloat16):
+                found = tree_map(_single, self.call(*inputs, **named))
+        else:
+            found = self.call(*inputs, **named)
+        self.returned.append(found)
+        self.running = False
+        return found
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.module, name)
+
+    def run(self, task: Task, batch: Batch) -> ForwardPass:
+        """The loss of a batch at the module's weights, and what the module returned for it."""
+        self.returned, self.running = [], False
+        value = task.loss(self, batch)
+        returned, self.returned = self.returned, []
+        if isinstance(value, tuple):
+            value, outputs = value
+            return ForwardPass(task, one_number(value), returned, outputs)
+        return ForwardPass(task, one_number(value), returned)
+
+
+def _channels_last(x: Tensor) -> Tensor:
+    return x.contiguous(memory_format=torch.channels_last) if x.ndim == 4 else x
+
+
+def _single(x: Tensor) -> Tensor:
+    return x.float() if x.is_floating_point() else x
+
+
+class _Held(nn.Module):
+    """A module inside another one, so that whatever a task's loss calls of it sees the weights of `functional_call`."""
+
+    def __init__(self, called: CalledModel) -> None:
+        super().__init__()
+        self.module, self.called = called.module, [called]
+
+    def forward(self, task: Task, batch: Batch) -> ForwardPass:
+        return self.called[0].run(task, batch)
 
 
 class FlatModel:
@@ -31,7 +112,7 @@ class FlatModel:
     def __init__(self, module: nn.Module, precision: Precision = "fp32", compile: bool = False) -> None:
         self.module, self.bf16 = module, precision == "bf16"
         check_module(module)
-        self.call: Callable[[Tensor], Tensor] = torch.compile(module) if compile else module
+        self.call: Callable[..., Any] = torch.compile(module) if compile else module
         parameters = [p for p in module.parameters() if p.requires_grad]
         if not any(p.numel() for p in parameters):
             raise ValueError(
@@ -56,6 +137,9 @@ class FlatModel:
         """Also in eval mode: statistics of one sample are none."""
         convolutions = sum(m.weight.numel() for m in module.modules() if isinstance(m, nn.Conv2d))
         self.channels_last = convolutions > 0 and (self.device.type != "cpu" or convolutions <= MANY_WEIGHTS)
+        bf16 = self.device if self.bf16 else None
+        self.called = CalledModel(module, self.call, bf16, self.channels_last)
+        self._elsewhere = _Held(CalledModel(module, None, bf16))
         self.backward_passes = 0
         self._scratch: dict[str, Tensor] = {}
         self._gradient: Tensor | None = None
@@ -106,20 +190,30 @@ class FlatModel:
     def load_buffers(self, buffers: Mapping[str, Tensor]) -> None:
         self.state.load(buffers)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Pictures go in channels-last where convolutions are faster so; the weights keep their layout."""
-        if self.channels_last and x.ndim == 4:
-            x = x.contiguous(memory_format=torch.channels_last)
-        if not self.bf16:
-            return one_tensor(self.call(x))
-        with torch.autocast(self.device.type, torch.bfloat16):
-            return one_tensor(self.call(x)).float()
+    def forward(self, *inputs: Any) -> Any:
+        """What the module returns, in the precision and layout of the run."""
+        found = self.called(*inputs)
+        self.called.returned.clear()
+        return found
 
-    def backward(self, loss: Loss, x: Tensor, y: Tensor, out: Tensor) -> Tensor:
+    def step(self, task: Task, batch: Batch) -> ForwardPass:
+        """The loss of a batch and the model's outputs, at the current weights."""
+        return self.called.run(task, batch)
+
+    def step_at(self, weights: Tensor, task: Task, batch: Batch) -> ForwardPass:
+        """As `step`, at other weights, flat; a pure function of them, so it can be differentiated and mapped."""
+        pieces = {f"module.{name}": piece for name, piece in zip(self.names, self.views(weights), strict=True)}
+        found: ForwardPass = functional_call(self._elsewhere, pieces, (task, batch))
+        return found
+
+    def backward(self, task: Task, batch: Batch, out: Tensor) -> Tensor:
         """One forward and backward pass at the current weights: the gradient goes into `out`, the loss is returned."""
+        return self.backward_of(self.step(task, batch).loss, out)
+
+    def backward_of(self, value: Tensor, out: Tensor) -> Tensor:
+        """The backward pass of a loss that was taken at the current weights; its gradient goes into `out`."""
         if self._gradient is not out:
             self._gradient, self._grads = out, self.views(out)
-        value = one_number(loss(self.forward(x), y))
         for parameter, view in zip(self.parameters, self._grads, strict=True):
             if parameter.grad is not view:  # another vector, or the model has called zero_grad
                 parameter.grad = view

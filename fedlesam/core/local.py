@@ -11,8 +11,8 @@ from fedlesam.core import seeds
 from fedlesam.core.batches import Augment
 from fedlesam.core.checks import check_count, check_params, param
 from fedlesam.core.choices import RANGES, ClipScope
-from fedlesam.core.flat_model import Loss
 from fedlesam.core.slots import Algorithm
+from fedlesam.core.task import Loss, Task
 
 Epochs = int | range | Callable[[int, int], int]
 
@@ -35,7 +35,9 @@ class LocalTraining:
     momentum: float = param(0.0, at_least=0, below=1)
     """Heavy-ball momentum inside a round, from zero at its start. The paper uses none."""
     loss: Loss = F.cross_entropy
+    """Of outputs and targets. For anything else give the federation a `Task`, and leave this as it is."""
     augment: Augment | None = None
+    """Changes the inputs of a batch, where they are one tensor."""
 
     def __post_init__(self) -> None:
         check_params(self)
@@ -43,6 +45,21 @@ class LocalTraining:
         for epochs in ends or (0,):
             if not callable(epochs):
                 check_count("LocalTraining", "epochs", epochs)
+
+    def task(self, given: Task | None = None) -> Task:
+        """The task that clients train: the given one, or that of `loss`.
+
+        Args:
+            given: what the user gave beside these settings.
+        """
+        if given is None:
+            return Task.of_loss(self.loss)
+        if self.loss is not F.cross_entropy:
+            raise ValueError(
+                "a task and LocalTraining(loss=...) both say how a batch becomes a loss; give the task alone, e.g. "
+                "task=fl.Task.supervised(loss, metrics=...) for a loss of outputs and targets"
+            )
+        return given
 
     def lr_at(self, round: int, algorithm: Algorithm) -> float:
         try:

@@ -1,6 +1,7 @@
 """What a model must be to be trained here; said when it is given, not after a round."""
 
 import copy
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -87,16 +88,6 @@ def _named(module: nn.Module) -> list[tuple[str, Tensor]]:
     return [(name, tensor) for name, tensor in named if first[id(tensor)] == name]
 
 
-def one_tensor(output: object) -> Tensor:
-    """A model's output, refused if the loss could not take it."""
-    if isinstance(output, Tensor):
-        return output
-    raise Unsupported(
-        f"the model returns a {type(output).__name__}, and one tensor of outputs is needed; wrap it in a module whose "
-        "forward returns the logits alone"
-    )
-
-
 def one_number(loss: object) -> Tensor:
     """The loss of a batch, refused if it is not one number."""
     if isinstance(loss, Tensor) and loss.numel() == 1:
@@ -105,20 +96,25 @@ def one_number(loss: object) -> Tensor:
     raise Unsupported(f"the loss of a batch {told}, and a tensor of one number is needed; return its mean, say")
 
 
-def changed_buffers(module: nn.Module, x: Tensor) -> list[str]:
+def changed_buffers(module: nn.Module, run: Callable[[nn.Module], object]) -> list[str]:
     """Those that a forward pass in training mode changes, tried on a copy; what is not sent may not change.
 
     A pass that fails here fails in training, too, where it is known whose it is.
+
+    Args:
+        module: the model.
+        run: makes a forward pass with the module it is given.
     """
     tried = copy.deepcopy(module).train()
     buffers = Buffers(tried)
     before = buffers.copy()
     frozen = {name: p.detach().clone() for name, p in tried.named_parameters() if not p.requires_grad}
     try:
-        output = tried(x)
+        run(tried)
+    except Unsupported:
+        raise
     except Exception:
         return []
-    one_tensor(output)
     buffers.check()
     now = dict(tried.named_parameters())
     for name, parameter in frozen.items():

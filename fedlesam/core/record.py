@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from fedlesam.core.evaluation import PerClient
@@ -34,12 +34,18 @@ class Record:
     """Test accuracy on every client's own mixture of classes, when asked for and evaluated."""
     dropped: dict[int, str] | None = None
     """The active clients that are not part of the round, and why: dropout, an error, an update that exploded."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """What the task measures on the test data, in its order: the first one ranks."""
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON: without what was not measured, or is not a number JSON has."""
         known = {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
         if self.per_client is not None and not self.per_client.untested:
             known["per_client"].pop("untested")
+        numbers = {name: value for name, value in self.metrics.items() if math.isfinite(value)}
+        known["metrics"] = numbers
+        if list(numbers) in ([], ["accuracy"]):  # test_accuracy says it
+            known.pop("metrics")
         if self.dropped:
             known["dropped"] = {str(client): why for client, why in self.dropped.items()}
         return {k: v for k, v in known.items() if not (isinstance(v, float) and not math.isfinite(v))}

@@ -1,19 +1,17 @@
-"""Whether samples can be trained on: finite numbers, and targets that the loss takes."""
+"""Whether samples can be trained on: finite numbers, and targets that the task takes."""
 
 from collections.abc import Iterator, Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from fedlesam.core import seeds
-from fedlesam.core.batches import Batches, ClientData, check_client, known_labels, pair_of
+from fedlesam.core.batches import Augment, Batch, Batches, ClientData, check_client, given_tensors
 from fedlesam.core.buffers import Unsupported
-from fedlesam.core.flat_model import FlatModel
-from fedlesam.core.local import LocalTraining
+from fedlesam.core.flat_model import CalledModel, FlatModel, ForwardPass
 from fedlesam.core.module_check import changed_buffers
-
-OWN_LOSS = "for other targets give a loss of their kind, e.g. LocalTraining(loss=torch.nn.functional.mse_loss)"
+from fedlesam.core.task import Task, is_pair
+from fedlesam.core.tree import named_tensors
 
 
 def named(clients: Sequence[ClientData], test: ClientData | None) -> Iterator[tuple[str, ClientData]]:
@@ -23,31 +21,49 @@ def named(clients: Sequence[ClientData], test: ClientData | None) -> Iterator[tu
         yield "the test set", test
 
 
-def check_finite(x: Tensor, y: Tensor, where: str, numbers: Tensor | slice | None = None) -> None:
+def check_finite(batch: Batch, where: str, numbers: Tensor | slice | None = None) -> None:
     """A ValueError for a NaN or an infinity. `numbers` are the samples' own, where they are a batch."""
-    for what, values in (("x", x), ("y", y)):
+    for what, values in named_tensors(batch):
         if values.is_floating_point() and values.numel() and not all(end.isfinite() for end in values.aminmax()):
-            sample = int((~values.isfinite()).reshape(len(values), -1).any(1).nonzero()[0])
-            number = int(numbers[sample]) if isinstance(numbers, Tensor) else sample
+            sample = int((~values.isfinite()).reshape(len(values), -1).any(1).nonzero()[0]) if values.ndim else 0
+            number = int(numbers[sample]) if isinstance(numbers, Tensor) and sample < len(numbers) else sample
             raise ValueError(f"{where}: {what} of sample {number} is not finite; mend the sample or leave it out")
 
 
 def check_samples(clients: Sequence[ClientData], test: ClientData | None, *, drop: bool) -> None:
     """A ValueError for data that cannot be used. With `drop` a client with numbers that are not finite may stay."""
-    first: tuple[str, torch.dtype] | None = None
+    first: tuple[str, dict[str, torch.dtype]] | None = None
     for where, data in named(clients, test):
         check_client(data, where)
-        if (pair := pair_of(data)) is None:
+        if (given := given_tensors(data)) is None:
             continue
         if data is test or not drop:
-            check_finite(*pair, where)
-        first = first or (where, pair[0].dtype)
-        if pair[0].dtype != first[1]:
-            raise ValueError(f"{where}: x is {pair[0].dtype}, of {first[0]} it is {first[1]}; give x.to({first[1]})")
+            check_finite(given, where)
+        kinds = {name: tensor.dtype for name, tensor in named_tensors(given) if name != "y"}
+        first = first or (where, kinds)
+        for name, kind in kinds.items():
+            if (known := first[1].get(name, kind)) != kind:
+                raise ValueError(f"{where}: {name} is {kind}, of {first[0]} it is {known}; give {name}.to({known})")
 
 
-def describe(x: Tensor, weights: torch.dtype) -> str:
-    """Inputs that a model refused, by their shape, and by their dtype where it is not the model's."""
+def augmented(batch: Batch, augment: Augment, rng: torch.Generator) -> Batch:
+    """A batch with augmented inputs, the first of a pair."""
+    if is_pair(batch) and isinstance(batch[0], Tensor):
+        return augment(batch[0], rng), batch[1]
+    raise Unsupported(
+        f"augment changes the x of a pair (x, y), and a batch is a {type(batch).__name__} here; augment in the "
+        "Dataset's __getitem__, or in the task's loss"
+    )
+
+
+def describe(batch: Batch, weights: torch.dtype) -> str:
+    """A batch that a model refused, by its shapes, and by its dtype where it is not the model's."""
+    tensors = named_tensors(batch)
+    if tensors[:1] and tensors[0][0] != "x":
+        return "a batch of client 0: " + ", ".join(f"{name} {tuple(t.shape)} {t.dtype}" for name, t in tensors)
+    if not tensors:
+        return f"a batch of client 0, a {type(batch).__name__}"
+    x = tensors[0][1]
     if x.dtype == weights:
         return f"inputs of shape {tuple(x.shape)}, as client 0 has"
     told = f"inputs of shape {tuple(x.shape)} and dtype {x.dtype}, as client 0 has"
@@ -55,75 +71,65 @@ def describe(x: Tensor, weights: torch.dtype) -> str:
     return f"{told}: its weights are {weights}, give x.to({weights})" if numbers else told
 
 
-def check_labels(clients: Sequence[ClientData], test: ClientData | None, seen: Tensor, output: Sequence[int]) -> None:
-    """All targets that are known in advance, for cross-entropy; `seen` is that of the first client's first sample."""
-    check_targets(seen, output, "client 0")
-    for where, data in named(clients, test):
-        if (labels := known_labels(data)) is None:
-            continue
-        check_targets(labels, output, where)
-        if len(output) != 2 or labels.is_floating_point():
-            continue
-        low, high = int(labels.min()), int(labels.max())
-        if low < 0 or high >= output[1]:
-            wrong = low if low < 0 else high
-            raise ValueError(f"{where}: label {wrong} is outside 0 to {output[1] - 1}, the model's {output[1]} outputs")
-
-
-def check_targets(y: Tensor, output: Sequence[int], where: str) -> None:
-    """A ValueError for targets that cross-entropy would refuse, or take for something else.
-
-    `output` is the shape of the model's output. Class numbers have no axis of classes; probabilities of classes have
-    the output's own shape.
-    """
-    if len(output) < 2 or output[1] == 1:
-        raise ValueError(
-            "the model has one output: the default loss, cross-entropy, would be 0 whatever it says; "
-            f"{OWN_LOSS}, or give the model an output for each class"
-        )
-    rest, expected = tuple(y.shape[1:]), tuple(output[2:])
-    if y.is_floating_point() and rest == tuple(output[1:]):
+def check_targets(
+    task: Task, clients: Sequence[ClientData], test: ClientData | None, batch: Batch, output: Sequence[int]
+) -> None:
+    """All targets that are known in advance, and those of the first client's first sample."""
+    if task.fits is None:
         return
-    if y.is_floating_point():
-        raise ValueError(
-            f"{where}: y is {y.dtype}, and the default loss, cross-entropy, takes class numbers; "
-            f"give y.long() if it holds them; {OWN_LOSS}"
-        )
-    if rest != expected:
-        remedy = "give y.squeeze(1)" if rest == (1, *expected) else OWN_LOSS
-        shapes = f"{where}: y has the shape {tuple(y.shape)}, and cross-entropy takes {(len(y), *expected)}"
-        raise ValueError(f"{shapes}; {remedy}")
-    if y.dtype != torch.int64:
-        raise ValueError(f"{where}: y is {y.dtype}, and cross-entropy takes int64; give y.long()")
+    task.fits(task.targets_of(batch), output, "client 0")
+    for where, data in named(clients, test):
+        try:
+            known = task.known_targets(data)
+        except (ValueError, LookupError, TypeError) as error:
+            raise ValueError(f"{where}: {error}") from error
+        if known is not None:
+            task.fits(known, output, where)
 
 
 def check_outputs(
-    model: FlatModel, clients: Sequence[ClientData], test: ClientData | None, local: LocalTraining, *, stacked: bool
+    model: FlatModel, clients: Sequence[ClientData], test: ClientData | None, task: Task, *, stacked: bool
 ) -> tuple[int, list[str]]:
-    """Show the model one sample, and check all labels against its outputs, before any work is done.
+    """Show the model one sample, and check all targets against its outputs, before any work is done.
 
     Args:
         model: the model.
         clients: their data; the sample is the first of the first.
         test: the test data.
-        local: how clients train.
+        task: how a batch becomes a loss.
         stacked: look for buffers that change even where only norm layers have any.
 
     Returns:
         The number of outputs, and the names of the buffers that a training step changes.
     """
+    batches = Batches(clients[0], model.device, task.collate)
     with seeds.preserve_rng(model.device):
-        x, y = Batches(clients[0], model.device).fetch(torch.tensor([0]), seed=0)
-        twice = torch.cat([x, x])  # batch statistics need more than one
-        changed = changed_buffers(model.module, twice) if stacked or model.state.own or model.state.frozen else []
+        batch, changed = batches.fetch(torch.tensor([0]), seed=0), list[str]()
+        twice = batches.fetch(torch.tensor([0, 0]), seed=0) if model.batch_norm else batch  # statistics need two
+        if stacked or model.state.own or model.state.frozen:
+            changed = changed_buffers(model.module, lambda tried: CalledModel(tried, tried).run(task, twice))
     model.module.eval()
+    shown = twice if model.needs_batch else batch
+    with torch.no_grad(), seeds.preserve_rng(model.device):
+        done = _shown(model, task, shown)
+    if task.fits is None and not task.measured:
+        return 1, changed
+    outputs = done.outputs
+    if not isinstance(outputs, Tensor):
+        raise Unsupported(f"the outputs of the task are a {type(outputs).__name__}, and one tensor is needed")
+    check_targets(task, clients, test, batch, outputs.shape)
+    return outputs.shape[-1] if outputs.ndim else 1, changed
+
+
+def _shown(model: FlatModel, task: Task, batch: Batch) -> ForwardPass:
+    """The model, shown a batch. A loss that fails after the model returned fails again when a client trains."""
     try:
-        with torch.no_grad(), seeds.preserve_rng(model.device):
-            output = model.forward(twice if model.needs_batch else x)
+        return model.step(task, batch)
     except Unsupported:
         raise
     except Exception as error:
-        raise ValueError(f"the model does not take {describe(x, model.weights.dtype)}: {error}") from error
-    if local.loss is F.cross_entropy:
-        check_labels(clients, test, y, output.shape)
-    return output.shape[-1] if output.ndim else 1, changed
+        if model.called.returned and not model.called.running:
+            return ForwardPass(task, torch.zeros(()), model.called.returned)
+        who = "the model" if model.called.running else "the loss of the task"
+        told = str(error) if model.called.running else f"{type(error).__name__}: {error}"
+        raise ValueError(f"{who} does not take {describe(batch, model.weights.dtype)}: {told}") from error

@@ -8,8 +8,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedlesam.core import seeds
-from fedlesam.core.batches import Augment, Batches, batch_indices, steps_per_epoch
-from fedlesam.core.flat_model import Loss
+from fedlesam.core.batches import Augment, Batch, Batches, batch_indices, steps_per_epoch
+from fedlesam.core.sound import augmented
+from fedlesam.core.task import Supervised, Task, is_pair
+from fedlesam.core.tree import join, leaves, tree_items, tree_map
+from fedlesam.engines._mapped import NotStackable
 
 IGNORED = -100
 """The class number that `F.cross_entropy` leaves out of its mean: it fills the last batch of an epoch up."""
@@ -43,9 +46,12 @@ def order_of(size: int, batch_size: int, epochs: int, rng: torch.Generator) -> T
     return orders.view(epochs * steps, batch_size)
 
 
-def can_fill_up(loss: Loss, data: Batches) -> bool:
+def can_fill_up(task: Task, data: Batches) -> bool:
     """Whether batches of fewer samples can be filled up: the loss has a target that it ignores."""
-    return loss is F.cross_entropy and data.tensors is not None and not data.tensors[1].is_floating_point()
+    whole = isinstance(task.loss, Supervised) and task.loss.compare is F.cross_entropy and task.targets is None
+    if not whole or data.tensors is None or not is_pair(data.tensors):
+        return False
+    return isinstance(data.tensors[1], Tensor) and not data.tensors[1].is_floating_point()
 
 
 class Gathered:
@@ -59,8 +65,8 @@ class Gathered:
     """
 
     def __init__(self, members: Sequence[Member], batch_size: int, width: int, fill: bool) -> None:
-        pairs = [member.data.tensors for member in members if member.data.tensors is not None]
-        self.x, self.y = (torch.cat(parts) for parts in zip(*pairs, strict=True))
+        self.samples = join(torch.cat, [member.data.tensors for member in members])
+        device = leaves(self.samples)[0].device
         orders = [order_of(m.size, batch_size, m.epochs, m.rng) for m in members]
         self.places = torch.full((len(orders[0]), width, batch_size), -1)
         start = 0
@@ -68,25 +74,25 @@ class Gathered:
             self.places[: len(order), row] = torch.where(order < 0, -1, order + start)
             start += member.size
         self.missing = self.places < 0
-        self.places = self.places.clamp_(min=0).to(self.x.device)
+        self.places = self.places.clamp_(min=0).to(device)
         self.counts: list[int] | None = None
         if fill:
-            self.missing = self.missing.to(self.x.device)
+            self.missing = self.missing.to(device)
         else:
             self.counts = (batch_size - self.missing[:, 0].sum(1)).tolist()
         self.holes = bool(self.missing.any())
 
-    def __call__(self, step: int, rows: int) -> tuple[Tensor, Tensor]:
-        """Inputs and targets of the first rows at a step."""
+    def __call__(self, step: int, rows: int) -> Batch:
+        """The batches of the first rows at a step."""
         chosen = self.places[step, :rows]
         if self.counts is not None:
             chosen = chosen[:, : self.counts[step]]
         flat = chosen.reshape(-1)
-        x, y = (t.index_select(0, flat).view(*chosen.shape, *t.shape[1:]) for t in (self.x, self.y))
+        batch = tree_map(lambda t: t.index_select(0, flat).view(*chosen.shape, *t.shape[1:]), self.samples)
         if self.counts is None and self.holes:
-            hole = self.missing[step, :rows]
-            y = y.masked_fill(hole.view(*hole.shape, *[1] * (y.ndim - 2)), IGNORED)
-        return x, y
+            hole, (x, y) = self.missing[step, :rows], batch
+            return x, y.masked_fill(hole.view(*hole.shape, *[1] * (y.ndim - 2)), IGNORED)
+        return batch
 
 
 class Fetched:
@@ -98,12 +104,23 @@ class Fetched:
             batch_indices(m.size, batch_size, m.epochs, False, m.rng, m.data.home) for m in members
         ]
 
-    def __call__(self, step: int, rows: int) -> tuple[Tensor, Tensor]:
-        """Inputs and targets of a step; steps must be asked for in their order."""
-        pairs = [m.data.fetch(next(o), m.mask + step + 1) for m, o in zip(self.members, self.orders, strict=True)]
-        augment = self.augment or (lambda x, _: x)
-        x = torch.stack([augment(x, m.rng) for (x, _), m in zip(pairs, self.members, strict=True)])
-        return x, torch.stack([y for _, y in pairs])
+    def __call__(self, step: int, rows: int) -> Batch:
+        """The batches of a step; steps must be asked for in their order."""
+        found = [m.data.fetch(next(o), m.mask + step + 1) for m, o in zip(self.members, self.orders, strict=True)]
+        if self.augment is not None:
+            found = [augmented(batch, self.augment, m.rng) for batch, m in zip(found, self.members, strict=True)]
+        return stacked(found)
+
+
+def stacked(batches: list[Batch]) -> Batch:
+    """One batch with a row per client; NotStackable if theirs differ in shape, or are not tensors alone."""
+    kinds = {tuple((path, getattr(leaf, "shape", None)) for path, leaf in tree_items(batch)) for batch in batches}
+    if len(kinds) == 1 and all(isinstance(leaf, Tensor) for leaf in leaves(batches[0])):
+        return join(torch.stack, batches)
+    raise NotStackable(
+        "the stacked engine needs batches of tensors that have one shape for all clients, and these differ, as "
+        "padded text does; pad to one length in collate, or use the plain engine"
+    )
 
 
 def draw_noise(out: Tensor, members: Sequence[Member], step: int) -> None:

@@ -6,12 +6,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.func import functional_call, grad_and_value, vmap
+from torch.func import grad_and_value, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from fedlesam.core import tree
+from fedlesam.core.batches import Batch
 from fedlesam.core.client import look, move
 from fedlesam.core.flat_model import FlatModel
-from fedlesam.core.local import LocalTraining
+from fedlesam.core.task import Task
 from fedlesam.engines._rows import Rows, Tree, dims_of, leaves, map_tree, round_of
 
 log = logging.getLogger("fedlesam")
@@ -33,35 +35,33 @@ class MappedStep:
     traced by running it, so a rule may be any Python. Without a compiler it runs as it is, and a warning says so.
     """
 
-    def __init__(self, model: FlatModel, local: LocalTraining, compile: bool) -> None:
-        self.model, self.local, self.compile = model, local, compile
-        self.names, self.shapes, self.sizes = model.names, model.shapes, model.sizes
+    def __init__(self, model: FlatModel, task: Task, compile: bool) -> None:
+        self.model, self.task, self.compile = model, task, compile
         self._programs: list[tuple[Any, Program]] = []
 
-    def __call__(self, rows: Rows, x: Tensor, y: Tensor, number: int, noise: Tensor | None) -> Tensor:
+    def __call__(self, rows: Rows, batch: Batch, number: int, noise: Tensor | None) -> Tensor:
         """Make the step, and return the losses of the clients on their batches.
 
         Args:
             rows: their rounds; they are changed.
-            x: inputs, a row per client.
-            y: targets, a row per client.
+            batch: of tensors with a row per client.
             number: of the step.
             noise: random numbers for a rule that draws.
         """
-        batch = (x, y, rows.shared["lr"].new_tensor(float(number)), *(() if noise is None else (noise,)))
+        given = (batch, rows.shared["lr"].new_tensor(float(number)), *(() if noise is None else (noise,)))
         try:
-            return self._compiled(rows, batch) if self.compile else self._step(rows, rows.in_steps, rows.own, *batch)
+            return self._compiled(rows, given) if self.compile else self._step(rows, rows.in_steps, rows.own, *given)
         except RuntimeError as error:
             what = f"the stacked engine cannot train this model or loss ({str(error).splitlines()[0]})"
             raise NotStackable(f"{what}; use the plain engine") from error
 
-    def _compiled(self, rows: Rows, batch: tuple[Tensor, ...]) -> Tensor:
+    def _compiled(self, rows: Rows, given: tuple[Any, ...]) -> Tensor:
         shared, own = rows.in_steps, {n: t for n, t in rows.own.items() if n not in rows.scratch}
-        tensors = (*leaves(shared), *leaves(own), *batch)
+        tensors = (*leaves(shared), *leaves(own), *tree.leaves(given))
         key = (rows.fixed, [(t.shape, t.dtype, t.device) for t in tensors])
         program = next((program for known, program in self._programs if known == key), None)
         if program is None:
-            program = self._trace(rows, shared, own, tensors)
+            program = self._trace(rows, shared, own, given, tensors)
             self._programs.append((key, program))
         try:
             losses, changed = program(*tensors)
@@ -70,18 +70,18 @@ class MappedStep:
                 raise
             log.warning("the step cannot be compiled here, it runs uncompiled: %s", str(error).splitlines()[0])
             self.compile = False
-            return self._step(rows, rows.in_steps, rows.own, *batch)
+            return self._step(rows, rows.in_steps, rows.own, *given)
         rows.own.update(changed)
         return losses
 
-    def _trace(self, rows: Rows, shared: Tree, own: Tree, tensors: Sequence[Tensor]) -> Program:
+    def _trace(self, rows: Rows, shared: Tree, own: Tree, given: tuple[Any, ...], tensors: Sequence[Tensor]) -> Program:
         """The step as a pure function of tensors, which returns the rows that it changed."""
 
         def pure(*tensors: Tensor) -> tuple[Tensor, Tree]:
-            given = iter(tensors)
-            theirs, mine = map_tree(shared, lambda _: next(given)), map_tree(own, lambda _: next(given).clone())
+            left = iter(tensors)
+            theirs, mine = map_tree(shared, lambda _: next(left)), map_tree(own, lambda _: next(left).clone())
             mine |= {name: mine["u"].clone() for name in rows.scratch}
-            losses = self._step(rows, theirs, mine, *given)
+            losses = self._step(rows, theirs, mine, *tree.tree_map(lambda _: next(left), given))
             return losses, {name: value for name, value in mine.items() if name not in (*CONSTANT, *rows.scratch)}
 
         traced: Program = torch.compile(make_fx(pure)(*tensors).forward, dynamic=False)
@@ -92,16 +92,15 @@ class MappedStep:
         rows: Rows,
         shared: Tree,
         own: Tree,
-        x: Tensor,
-        y: Tensor,
+        batch: Batch,
         number: Tensor,
         noise: Tensor | None = None,
     ) -> Tensor:
         """Changes `own` in place."""
 
-        def one(shared: Tree, own: Tree, x: Tensor, y: Tensor, noise: Tensor | None) -> Tensor:
+        def one(shared: Tree, own: Tree, batch: Batch, noise: Tensor | None) -> Tensor:
             def gradient(at: Tensor, out: Tensor, *, final: bool) -> Tensor:
-                slope, loss = grad_and_value(self._loss)(at, x, y)
+                slope, loss = grad_and_value(self._loss)(at, batch)
                 out.copy_(slope)
                 return torch.as_tensor(loss)
 
@@ -110,13 +109,9 @@ class MappedStep:
             move(r, number)
             return loss
 
-        dims = (dims_of(shared), 0, 0, 0, None if noise is None else 0)
-        losses: Tensor = vmap(one, dims, randomness="error")(shared, own, x, y, noise)
+        dims = (dims_of(shared), 0, 0, None if noise is None else 0)
+        losses: Tensor = vmap(one, dims, randomness="error")(shared, own, batch, noise)
         return losses
 
-    def _loss(self, flat: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        pieces = torch.split(flat, self.sizes)
-        weights = {name: p.view(shape) for name, p, shape in zip(self.names, pieces, self.shapes, strict=True)}
-        with torch.autocast(flat.device.type, torch.bfloat16, enabled=self.model.bf16):
-            output = functional_call(self.model.module, weights, (x,))
-        return self.local.loss(output.float() if self.model.bf16 else output, y)
+    def _loss(self, flat: Tensor, batch: Batch) -> Tensor:
+        return self.model.step_at(flat, self.task, batch).loss

@@ -94,7 +94,11 @@ class DistributedEngine:
         if self.local_engine.test is None:
             return None
         self._send(broadcast)
-        return combine([BatchScore(**score) for reply, _ in self._call("evaluate") for score in reply["scores"]])
+        scores = []
+        for reply, tensors in self._call("evaluate"):
+            kept = unflatten(tensors, *(str(score["number"]) for score in reply["scores"]))
+            scores += [BatchScore(**score, kept=kept[str(score["number"])]) for score in reply["scores"]]
+        return combine(scores, self.local_engine.task)
 
     def commit(self) -> None:
         if self.pinned:
@@ -253,7 +257,8 @@ class Worker:
         """Score this process's batches of the test data."""
         assert self.broadcast is not None
         scores = self.engine.score_share(self.broadcast, self.world.rank, self.world.size)
-        return {"scores": [asdict(score) for score in scores]}, {}
+        numbers = [{name: value for name, value in vars(score).items() if name != "kept"} for score in scores]
+        return {"scores": numbers}, flatten(**{str(score.number): score.kept for score in scores})
 
     def commit(self, states: list[tuple[int, bool]]) -> None:
         """Commit the round: with a shared folder the states of all clients, else those of this process."""

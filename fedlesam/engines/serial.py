@@ -1,7 +1,7 @@
 """The active clients one after the other, in this process."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from fedlesam.algorithms import Algorithm
@@ -14,6 +14,7 @@ from fedlesam.core.flat_model import FlatModel
 from fedlesam.core.local import LocalTraining
 from fedlesam.core.messages import Broadcast, ClientResult, Memory
 from fedlesam.core.reduction import Reduction
+from fedlesam.core.task import Task
 from fedlesam.engines.base import Outcome, Saved, is_client_error, reason
 from fedlesam.engines.segments import segment_file
 from fedlesam.engines.signals import StopFlag
@@ -37,6 +38,7 @@ class SerialEngine:
         stop_flag: checked before every local step.
         drop: whether a client that fails is dropped from the round; else its error is raised.
         max_norm: of an update; a client with a larger one fails.
+        task: how a batch becomes a loss, and what is measured.
     """
 
     model: FlatModel
@@ -51,6 +53,7 @@ class SerialEngine:
     stop_flag: StopFlag
     drop: bool = False
     max_norm: float | None = None
+    task: Task = field(default_factory=Task.classification)
 
     def __post_init__(self) -> None:
         self.broadcast: Broadcast | None = None
@@ -126,8 +129,8 @@ class SerialEngine:
         for client in share:
             self.training = client
             memory = self.store.get(client, Memory()).to(self.model.device)
-            data, rules, local = self.clients[client], self.algorithm, self.local
-            steps = local_update(self.model, data, rules, local, broadcast, memory, client=client, seed=self.seed)
+            data, rules, local, seed, task = self.clients[client], self.algorithm, self.local, self.seed, self.task
+            steps = local_update(self.model, data, rules, local, broadcast, memory, client=client, seed=seed, task=task)
             try:
                 result = drain(steps, before_step)
             except Exception as error:
@@ -142,7 +145,7 @@ class SerialEngine:
         self.dropped[client] = reason(error)
 
     def evaluate(self, broadcast: Broadcast) -> Evaluation | None:
-        return combine(self.score_share(broadcast, 0, 1)) if self.test is not None else None
+        return combine(self.score_share(broadcast, 0, 1), self.task) if self.test is not None else None
 
     def score_share(self, broadcast: Broadcast, part: int, parts: int) -> list[BatchScore]:
         """Score every `parts`-th batch of the test data.
@@ -155,7 +158,7 @@ class SerialEngine:
         assert self.test is not None
         with compute_context(self.threads, self.model.device):
             self.model.load(broadcast.weights, broadcast.buffers)
-            return score_batches(self.model, self.test, self.local.loss, part, parts, self.stop_flag.check)
+            return score_batches(self.model, self.test, self.task, part, parts, self.stop_flag.check)
 
     def commit(self) -> None:
         if self.broadcast is not None:

@@ -17,6 +17,7 @@ from fedlesam.core.batches import Batches, size_of
 from fedlesam.core.buffers import same_bits
 from fedlesam.core.messages import Broadcast, ClientResult, Memory
 from fedlesam.core.state import flatten
+from fedlesam.core.tree import leaves, named_tensors
 from fedlesam.core.vectors import rows_of
 from fedlesam.engines._feed import Fetched, Gathered, Member, can_fill_up, draw_noise
 from fedlesam.engines._mapped import MappedStep
@@ -55,7 +56,7 @@ class StackedEngine(SerialEngine):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.step = MappedStep(self.model, self.local, self.compile_step)
+        self.step = MappedStep(self.model, self.task, self.compile_step)
         self.widest = 0
         """The clients of the largest stack: smaller ones are filled up to it, for a compiled step has one shape."""
 
@@ -104,7 +105,7 @@ class StackedEngine(SerialEngine):
             yield members[start : start + size]
 
     def _member(self, round: int, client: int) -> Member:
-        data, rule = Batches(self.clients[client], self.model.device), self.algorithm.perturbation
+        data, rule = Batches(self.clients[client], self.model.device, self.task.collate), self.algorithm.perturbation
         mask = rule.draws or data.tensors is None
         return Member(
             client,
@@ -117,11 +118,11 @@ class StackedEngine(SerialEngine):
 
     def _kind(self, member: Member) -> tuple[object, ...]:
         """Members of one kind can be in one stack."""
-        pair = member.data.tensors
-        if pair is None or self.local.augment is not None:
+        held = member.data.tensors
+        if held is None or self.local.augment is not None:
             return member.size, member.epochs
-        kind = *(t.shape[1:] for t in pair), *(t.dtype for t in pair)
-        return kind if can_fill_up(self.local.loss, member.data) else (*kind, member.size, member.epochs)
+        kind = tuple((name, tensor.shape[1:], tensor.dtype) for name, tensor in named_tensors(held))
+        return kind if can_fill_up(self.task, member.data) else (*kind, member.size, member.epochs)
 
     def together(
         self, broadcast: Broadcast, members: list[Member], before_step: Callable[[], None]
@@ -144,9 +145,9 @@ class StackedEngine(SerialEngine):
             count = width if self.step.compile else ends.running(number)
             if noise is not None:
                 draw_noise(noise[:count], members, number)
-            x, y = feed(number, count)
+            batch = feed(number, count)
             part = rows.first(count)
-            losses.append(self.step(part, x, y, number, noise if noise is None else noise[:count]))
+            losses.append(self.step(part, batch, number, noise if noise is None else noise[:count]))
             if part is rows:
                 ends.keep(rows, number)
         ends.restore(rows)
@@ -158,7 +159,7 @@ class StackedEngine(SerialEngine):
         if any(member.data.tensors is None for member in members) or self.local.augment is not None:
             return Fetched(members, self.local.batch_size, self.local.augment)
         ragged = len({(member.size, member.epochs) for member in members}) > 1
-        fill = ragged or (self.step.compile and can_fill_up(self.local.loss, members[0].data))
+        fill = ragged or (self.step.compile and can_fill_up(self.task, members[0].data))
         return Gathered(members, self.local.batch_size, width, fill)
 
     def _results(
@@ -221,4 +222,4 @@ def _changing(rows: Rows) -> Tree:
 
 
 def _entries(member: Member) -> int:
-    return member.data.tensors[0].numel() if member.data.tensors is not None else 0
+    return max(tensor.numel() for tensor in leaves(member.data.tensors)) if member.data.tensors is not None else 0

@@ -18,6 +18,7 @@ from fedlesam.core.computing import compute_context
 from fedlesam.core.flat_model import FlatModel
 from fedlesam.core.local import LocalTraining
 from fedlesam.core.messages import Memory
+from fedlesam.core.task import Task
 from fedlesam.flower import records
 from fedlesam.flower.memory import Memories
 
@@ -30,6 +31,7 @@ def client_app(
     load_data: Callable[[Context], ClientData],
     local: LocalTraining | Callable[[Context], LocalTraining] | None = None,
     *,
+    task: Task | None = None,
     algorithm: Algorithm | None = None,
     threads: int | None = None,
     mods: list[Any] | None = None,
@@ -41,8 +43,9 @@ def client_app(
 
     Args:
         model: the model, or a function that makes it from Flower's Context.
-        load_data: makes the node's data from the Context: a pair (x, y) or a torch Dataset.
+        load_data: makes the node's data from the Context, as a client of a Federation has them.
         local: how the client trains, or a function that makes it from the Context.
+        task: how a batch becomes a loss; by default classification, with the loss of `local`.
         algorithm: the method, if it is not in the catalogue.
         threads: to compute with; None leaves the process's own number.
         mods: Flower's mods for training.
@@ -69,7 +72,17 @@ def client_app(
         found = memories.find(order.used) if order.used else Memory()
         before, lost = found or Memory(), found is None
         with compute_context(threads, flat.device):
-            steps = local_update(flat, data, rules, training, order.broadcast, before, client=client, seed=order.seed)
+            steps = local_update(
+                flat,
+                data,
+                rules,
+                training,
+                order.broadcast,
+                before,
+                client=client,
+                seed=order.seed,
+                task=training.task(task),
+            )
             try:
                 answer = drain(steps)
             except (NotFinite, Unsupported) as error:

@@ -13,7 +13,10 @@ from torch import Tensor, nn
 from fedlesam.core import seeds
 from fedlesam.core.batches import Batch, Batches, ClientData, size_of
 from fedlesam.core.checks import check_count
-from fedlesam.core.flat_model import FlatModel, Loss
+from fedlesam.core.flat_model import FlatModel
+from fedlesam.core.metrics import hits
+from fedlesam.core.task import Loss, Task
+from fedlesam.core.tree import is_rows, join, tree_map
 from fedlesam.federation import Federation
 
 BATCH = 250
@@ -32,7 +35,7 @@ class GlobalLoss:
     Args:
         module: The model.
         clients: The data of the clients.
-        loss: A mean over its batch.
+        task: How a batch becomes a loss; or a loss of outputs and targets, a mean over its batch.
         samples: About how many samples to use, the same number of each client and at least one; None takes all.
         seed: Of the choice of the samples.
     """
@@ -41,18 +44,19 @@ class GlobalLoss:
         self,
         module: nn.Module,
         clients: Sequence[ClientData],
-        loss: Loss = F.cross_entropy,
+        task: Task | Loss = F.cross_entropy,
         samples: int | None = None,
         seed: int = 0,
     ) -> None:
         if samples is not None:
             check_count("GlobalLoss", "samples", samples)
-        self.model, self.loss = FlatModel(copy.deepcopy(module)), loss
+        self.model = FlatModel(copy.deepcopy(module))
+        self.task = task if isinstance(task, Task) else Task.of_loss(task)
         self.model.module.eval()
         self.data, self.chosen = clients, list(range(len(clients)))
         share = None if samples is None else max(1, samples // len(clients))
         self.sizes = {i: min(size_of(data), share or size_of(data)) for i, data in enumerate(clients)}
-        self._held: dict[int, Batch] = {}
+        self._held: dict[int, list[tuple[Batch, int]]] = {}
         for i, data in enumerate(clients if share is not None else ()):
             order = torch.randperm(size_of(data), generator=seeds.generator(seed, "probe", i))
             self._held[i] = self._load(i, order[: self.sizes[i]].sort().values)
@@ -65,7 +69,7 @@ class GlobalLoss:
             federation: Whose model, clients and loss to take.
             samples: About how many samples to use; None takes all.
         """
-        return cls(federation.model, federation.clients, federation.local.loss, samples, federation.seed)
+        return cls(federation.model, federation.clients, federation.task, samples, federation.seed)
 
     @property
     def samples(self) -> int:
@@ -99,11 +103,11 @@ class GlobalLoss:
         """
         self.model.weights.copy_(weights)
         loss, accuracy = 0.0, 0.0
-        for x, y, share in self._batches():
-            output = self.model.forward(x)
-            loss += share * self.loss(output, y).item()
-            classes = output.ndim == 2 and y.ndim == 1 and not y.is_floating_point()
-            accuracy += share * (output.argmax(1) == y).double().mean().item() if classes else math.nan
+        for batch, share in self._batches():
+            done = self.model.step(self.task, batch)
+            loss += share * done.loss.item()
+            counts = hits(done.outputs, self.task.targets_of(batch)) if self.task.by_class else None
+            accuracy += share * float(counts[0].sum() / counts[1].sum().double()) if counts is not None else math.nan
         return loss, accuracy
 
     def gradient(self, weights: Tensor) -> tuple[float, Tensor]:
@@ -114,8 +118,8 @@ class GlobalLoss:
         """
         self.model.weights.copy_(weights)
         loss, total, gradient = 0.0, torch.zeros_like(weights), self.model.scratch("g")
-        for x, y, share in self._batches():
-            loss += share * self.model.backward(self.loss, x, y, gradient).item()
+        for batch, share in self._batches():
+            loss += share * self.model.backward(self.task, batch, gradient).item()
             total.add_(gradient, alpha=share)
         return loss, total
 
@@ -146,8 +150,8 @@ class GlobalLoss:
         self.model.weights.copy_(weights)
         total, parameters = torch.zeros_like(weights), self.model.parameters
         pieces, along = self.model.views(total), self.model.views(vector)
-        for x, y, share in self._batches():
-            value = self.loss(self.model.forward(x), y)
+        for batch, share in self._batches():
+            value = self.model.step(self.task, batch).loss
             first = torch.autograd.grad(value, parameters, create_graph=True, allow_unused=True)
             terms = [(g * v).sum() for g, v in zip(first, along, strict=True) if g is not None and g.requires_grad]
             if not terms:
@@ -158,26 +162,43 @@ class GlobalLoss:
                     piece.add_(h, alpha=share)
         return total
 
-    def _batches(self) -> Iterator[tuple[Tensor, Tensor, float]]:
+    def _batches(self) -> Iterator[tuple[Batch, float]]:
         """Batches and their shares in F. Clients of equal size go together, so small ones do not cost a pass each."""
         alike: dict[int, list[int]] = defaultdict(list)
         for client in self.chosen:
             alike[self.sizes[client]].append(client)
         for size, clients in alike.items():
-            yield from ((x, y, len(x) / (size * len(self.chosen))) for x, y in self._together(clients))
+            for batch, count in self._together(clients):
+                yield batch, count / (size * len(self.chosen))
 
-    def _together(self, clients: list[int]) -> Iterator[Batch]:
-        waiting: list[Batch] = []
+    def _together(self, clients: list[int]) -> Iterator[tuple[Batch, int]]:
+        """Batches of clients of one size, with the number of their samples; those that cannot be joined stay alone."""
+        waiting, count = list[Batch](), 0
         for client in clients:
-            waiting.append(self._held[client] if client in self._held else self._load(client, slice(None)))
-            if sum(len(x) for x, _ in waiting) >= BATCH:
-                x, y = torch.cat([x for x, _ in waiting]), torch.cat([y for _, y in waiting])
-                full = len(x) - len(x) % BATCH
-                yield from zip(torch.split(x[:full], BATCH), torch.split(y[:full], BATCH), strict=True)
-                waiting = [(x[full:], y[full:])] if full < len(x) else []
+            for batch, size in self._held[client] if client in self._held else self._load(client, None):
+                if not self.task.joins or not is_rows(batch, size):
+                    yield batch, size
+                    continue
+                waiting.append(batch)
+                count += size
+                if count >= BATCH:
+                    whole, full = join(torch.cat, waiting), count - count % BATCH
+                    for start in range(0, full, BATCH):
+                        yield _part(whole, start, start + BATCH), BATCH
+                    waiting, count = [_part(whole, full, count)] if full < count else [], count - full
         if waiting:
-            yield torch.cat([x for x, _ in waiting]), torch.cat([y for _, y in waiting])
+            yield join(torch.cat, waiting), count
 
-    def _load(self, client: int, indices: Tensor | slice) -> Batch:
+    def _load(self, client: int, places: Tensor | None) -> list[tuple[Batch, int]]:
+        """Samples of a client, all or some; in one piece if they may be joined to those of others."""
+        batches, joins = Batches(self.data[client], self.model.device, self.task.collate), self.task.joins
+        chosen = torch.arange(len(batches)) if places is None else places
+        parts = [chosen] if joins else list(torch.split(chosen, BATCH))
         with seeds.preserve_rng(self.model.device):
-            return Batches(self.data[client], self.model.device).fetch(indices, seed=0)
+            if joins and places is None:
+                return [(batches.fetch(slice(None), seed=0), len(batches))]
+            return [(batches.fetch(part, seed=0), len(part)) for part in parts]
+
+
+def _part(batch: Batch, start: int, end: int) -> Batch:
+    return tree_map(lambda tensor: tensor[start:end], batch)

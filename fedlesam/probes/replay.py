@@ -51,8 +51,10 @@ def lockstep(federation: Federation, active: Sequence[int]) -> Iterator[list[Pla
     walks = {}
     for client in active:
         memory, model = federation.memories.get(client, Memory()), federation.replica()
-        seed = federation.seed
-        walks[client] = local_update(model, data[client], rules, local, sent, memory, client=client, seed=seed)
+        seed, task = federation.seed, federation.task
+        walks[client] = local_update(
+            model, data[client], rules, local, sent, memory, client=client, seed=seed, task=task
+        )
     ends: dict[int, Tensor] = {}
     while True:
         places = []

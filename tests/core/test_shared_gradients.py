@@ -192,6 +192,5 @@ def test_a_loss_of_one_entry_is_a_number() -> None:
     ],
 )
 def test_a_loss_that_is_not_one_number_is_no_clients_fault(loss: Any, says: str) -> None:
-    fed = federation("fedavg", local=training(loss=loss), on_client_error="drop")
     with pytest.raises(ValueError, match=says):
-        fed.round([0])
+        federation("fedavg", local=training(loss=loss), on_client_error="drop").round([0])

@@ -6,6 +6,7 @@ batches and the seeds of random directions are taken from it, because those are 
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -38,6 +39,10 @@ def norm(v: Weights) -> float:
 
 def flat(v: Weights) -> Tensor:
     return torch.cat([t.reshape(-1) for t in v.values()])
+
+
+Slope = Callable[[Weights, Any, Any], Weights]
+"""The gradient of a batch's loss, of weights, x and y."""
 
 
 def gradient(p: Weights, x: Tensor, y: Tensor) -> Weights:
@@ -79,8 +84,9 @@ class Oracle:
         reference: str = "received",
         direction: str = "back",
         draws: torch.dtype = torch.float64,
+        slope: Slope = gradient,
     ) -> None:
-        self.method, self.clients, self.epochs, self.seed = method, clients, epochs, seed
+        self.method, self.clients, self.epochs, self.seed, self.slope = method, clients, epochs, seed, slope
         self.lr, self.lr_decay, self.batch_size, self.weight_decay = lr, lr_decay, batch_size, weight_decay
         self.clip_norm, self.clip_scope, self.heavy_ball = clip, clip_scope, momentum
         self.rho, self.alpha, self.lam, self.prox, self.lr_g = rho, alpha, lam, prox, lr_g
@@ -138,11 +144,11 @@ class Oracle:
 
             e = self.zeros()
             if self.method in LOCAL_ASCENT:
-                g0 = gradient(v, xb, yb)
+                g0 = self.slope(v, xb, yb)
                 length = norm(g0) + 1e-7
                 e = {k: self.rho * g0[k] / length for k in v}
             if self.method == "fedsmoo":
-                g0 = gradient(v, xb, yb)
+                g0 = self.slope(v, xb, yb)
                 q = {k: g0[k] - mu[k] - self.s[k] for k in v}
                 length = norm(q) + 1e-7
                 e = {k: self.rho * q[k] / length for k in v}
@@ -174,7 +180,7 @@ class Oracle:
                 e = {k: self.rho * before[k] / length for k in v}
             self.trace.append((self.t, i, flat(v), flat(e)))
 
-            g = gradient({k: v[k] + e[k] for k in v}, xb, yb)
+            g = self.slope({k: v[k] + e[k] for k in v}, xb, yb)
             before = g
             if self.clip_scope == "loss":
                 g = self.clip(g)

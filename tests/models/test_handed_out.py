@@ -133,7 +133,8 @@ class Returns(nn.Module):
         return self.wrap(self.linear(x)) if self.training or self.always else self.linear(x)
 
 
-Pair = collections.namedtuple("Pair", ["logits", "aux"])
+Pair = collections.namedtuple("Pair", ["main", "aux"])
+Logits = collections.namedtuple("Logits", ["logits", "aux"])
 
 
 def embedding(**settings: Any) -> nn.Module:
@@ -166,7 +167,7 @@ def rewritten(rewrite: Callable[[nn.Module], Any]) -> nn.Module:
 
 REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "tuple": (lambda: Returns(lambda y: (y, y)), "the model returns a tuple, and one tensor of outputs is needed"),
-    "dict": (lambda: Returns(lambda y: {"logits": y}), "the model returns a dict"),
+    "dict": (lambda: Returns(lambda y: {"scores": y}), "the model returns a dict"),
     "named tuple": (lambda: Returns(lambda y: Pair(y, y)), "the model returns a Pair"),
     "sparse embedding": (lambda: embedding(sparse=True), "the layer 0 is an Embedding with sparse=True.*sparse=False"),
     "lazy": (lambda: nn.Sequential(nn.LazyLinear(3)), r"0.weight of the model has no shape yet.*call the model on one"),
@@ -198,6 +199,17 @@ def test_a_model_that_returns_more_in_training() -> None:
     )
     with pytest.raises(Unsupported, match="the model returns a Pair"):
         fed.round()
+
+
+@pytest.mark.parametrize("wrapped", [lambda y: Logits(y, y), lambda y: {"logits": y, "aux": y}])
+def test_a_model_that_returns_logits_among_others_trains_on_them(wrapped: Callable[[Tensor], object]) -> None:
+    ends = []
+    for how in (lambda y: y, wrapped):
+        torch.manual_seed(0)
+        fed = federation("fedsam", model=Returns(how), dtype=torch.float32)
+        fed.round()
+        ends.append(fed.weights)
+    assert torch.equal(*ends)
 
 
 def test_frozen_complex_parameters_are_left_alone() -> None:
