@@ -84,9 +84,9 @@ class Oracle:
         reference: str = "received",
         direction: str = "back",
         draws: torch.dtype = torch.float64,
-        slope: Slope = gradient,
+        slope: Slope | None = None,
     ) -> None:
-        self.method, self.clients, self.epochs, self.seed, self.slope = method, clients, epochs, seed, slope
+        self.method, self.clients, self.epochs, self.seed, self.slope = method, clients, epochs, seed, slope or gradient
         self.lr, self.lr_decay, self.batch_size, self.weight_decay = lr, lr_decay, batch_size, weight_decay
         self.clip_norm, self.clip_scope, self.heavy_ball = clip, clip_scope, momentum
         self.rho, self.alpha, self.lam, self.prox, self.lr_g = rho, alpha, lam, prox, lr_g
