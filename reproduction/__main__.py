@@ -1,6 +1,7 @@
 """The command `python -m reproduction`."""
 
 from collections.abc import Collection
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -21,6 +22,17 @@ from reproduction.studies import NAMES, Where, studies
 from reproduction.writing import markdown
 
 WHICH, HOW = "What", "How"
+
+
+@dataclass(frozen=True)
+class Heads:
+    """What was asked of the experiment on frozen features."""
+
+    scale: str
+    splits: Collection[str]
+    seeds: int | None
+    data_dir: Path | None
+    lines: Path | None
 
 
 @click.command(
@@ -57,6 +69,14 @@ WHICH, HOW = "What", "How"
 @click.option(
     "--seeds", cls=Grouped, group=WHICH, type=click.IntRange(1), metavar="N", help="runs per cell  [1; full: 3]"
 )
+@click.option(
+    "--lines",
+    cls=Grouped,
+    group=WHICH,
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    metavar="FILE",
+    help="of a study: make its tables from the lines of finished runs, e.g. docs/results/claim/claim-runs.csv",
+)
 @click.option("--data-dir", cls=Grouped, group=WHICH, metavar="DIR", help="where the data sets are")
 @click.option("--jobs", cls=Grouped, group=HOW, type=click.IntRange(1), default=1, metavar="N", help="runs at once [1]")
 @click.option(
@@ -78,6 +98,7 @@ def command(
     scale: str,
     only: str,
     seeds: int | None,
+    lines: Path | None,
     data_dir: str | None,
     jobs: int,
     workers: int,
@@ -106,11 +127,16 @@ def command(
     if heads.NAME in items:
         if len(items) > 1:
             raise click.UsageError(f"{heads.NAME} stands alone")
-        return _heads(scale, parse_only(only).splits, seeds, data_dir, out, dry_run, Display(quiet))
+        where = Heads(scale, parse_only(only).splits, seeds, Path(data_dir) if data_dir else None, lines)
+        return _heads(where, out or Path("runs") / f"{heads.NAME}-{scale}", dry_run, Display(quiet))
     if set(items) & set(NAMES):
         if len(items) > 1 or only:
             raise click.UsageError(f"{items[0]}: a study of the claim stands alone and takes no --only")
         folder = out or Path("runs") / f"{items[0]}-{scale}"
+        if lines is not None:
+            table = claim.rebuild(studies(SCALES[scale], seeds)[items[0]], Where(SCALES[scale]), lines, folder)
+            click.echo(markdown(table) if not quiet else "", nl=False)
+            return 0
         return _study(items[0], Where(SCALES[scale], data_dir, workers), seeds, jobs, dry_run, folder, Display(quiet))
     request = Request(find_items(items), SCALES[scale], parse_only(only), seeds, data_dir, workers, jobs)
     if dry_run:
@@ -178,33 +204,26 @@ def _study(name: str, where: Where, seeds: int | None, jobs: int, dry_run: bool,
     return print_failed(outcome.failed)
 
 
-def _heads(
-    scale: str,
-    splits: Collection[str],
-    seeds: int | None,
-    data_dir: str | None,
-    out: Path | None,
-    dry: bool,
-    display: Display,
-) -> int:
-    """Every split whose gate is open, one after the other; the tables are written from all lines that are there."""
+def _heads(asked: Heads, folder: Path, dry_run: bool, display: Display) -> int:
+    """Every split, one after the other; the tables are written from all lines that are there."""
     from reproduction import heads_run, heads_tables
 
-    folder = out or Path("runs") / f"{heads.NAME}-{scale}"
-    for bench in heads.benches(scale, seeds):
-        if splits and bench.split not in splits:
+    for bench in heads.benches(asked.scale, asked.seeds):
+        if asked.splits and bench.split not in asked.splits:
             continue
         for text in heads_tables.rules(bench):
             display.say(f"rule: {text}")
-        lines = heads.Lines.read(bench, folder / "runs.jsonl")
-        if not dry:
-            data = heads_run.load(Path(data_dir) if data_dir else None, smoke=scale == "smoke")
-            lines = heads_run.work(heads_run.Runner(bench, data, scale != "smoke"), folder, display.say)
-        table = markdown(heads_tables.make(bench, lines))
+        if dry_run:
+            continue
+        if asked.lines is not None:
+            lines = heads.Lines.read(bench, asked.lines)
+        else:
+            data = heads_run.load(asked.data_dir, smoke=asked.scale == "smoke")
+            lines = heads_run.work(heads_run.Runner(bench, data), folder, display.say)
         if lines.found:
-            disk.write_text(folder / "results" / f"{bench.split}.md", table)
-        if not display.quiet:
-            click.echo(table)
+            table = markdown(heads_tables.make(bench, lines))
+            disk.write_text(folder / f"{bench.name}.md", table)
+            click.echo(table if not display.quiet else "", nl=False)
     return 0
 
 

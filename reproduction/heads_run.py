@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import json
 import os
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -19,11 +18,11 @@ from fedlesam.core.local import LocalTraining
 from fedlesam.data.dataset import DataSet, Images
 from fedlesam.data.features import Request
 from fedlesam.engines.settings import Execution
-from fedlesam.engines.stacked import StackedEngine
 from fedlesam.federation import Federation
 from fedlesam.models.catalogue import make_model
 from fedlesam.runs.versions import versions
-from reproduction.heads import HEADS, Bench, Lines, Trial, stages
+from reproduction.heads import HEADS, NAME, Bench, Lines, Trial, stages
+from reproduction.heads_engine import use_head_engine
 
 FEATURES = Request("cifar10", mirror=True, pca=256)
 WAIT = 5.0
@@ -46,15 +45,11 @@ class Runner:
     Attributes:
         bench: The problem.
         whole: All images.
-        compile: Whether the steps of all clients are compiled as one program.
     """
 
     bench: Bench
     whole: DataSet
-    compile: bool = False
     made: dict[str, str] = field(default_factory=versions)
-    _step: tuple[Any, ...] = ()
-    """The compiled step of the last run, and what it was compiled for."""
 
     def train(self, trial: Trial) -> dict[str, Any]:
         """The line of a run."""
@@ -65,6 +60,7 @@ class Runner:
         return {
             **dataclasses.asdict(trial),
             "rounds": self.bench.rounds,
+            "images": self.bench.images,
             "last": evaluations[-1],
             "mean_of_last": round(float(np.mean(evaluations[-self.bench.last :])), 4),
             "best": max(evaluations),
@@ -74,7 +70,7 @@ class Runner:
             "data": self.whole.fingerprint[:16],
             "commit": self.made["commit"],
             "torch": self.made["torch"],
-            "command": "python -m reproduction " + " ".join(sys.argv[1:]),
+            "command": f"python -m reproduction {NAME} --only splits={trial.split}",
             "evaluations": evaluations,
         }
 
@@ -101,20 +97,10 @@ class Runner:
             test=dataclasses.replace(pool, test=judged).test_shard(),
             seed=trial.seed,
             evaluate_every=bench.every,
-            execution=Execution(threads=1, engine="stacked", compile=self.compile),
+            execution=Execution(threads=1, engine="stacked"),
         )
-        self._share_step(federation, dataclasses.replace(trial, seed=0))
+        use_head_engine(federation)
         return federation
-
-    def _share_step(self, federation: Federation, like: Trial) -> None:
-        """Runs that differ in the seed alone have one compiled step: to compile takes as long as fifty rounds."""
-        engine = federation._local_engine
-        if self.compile and isinstance(engine, StackedEngine):
-            if self._step and self._step[0] == like:
-                engine.step = self._step[1]
-            else:
-                torch._dynamo.reset()
-                self._step = (like, engine.step)
 
 
 def draw(labels: np.ndarray[Any, np.dtype[np.int64]], count: int, seed: int) -> np.ndarray[Any, np.dtype[np.int64]]:
@@ -142,7 +128,7 @@ def work(runner: Runner, out: Path, say: Callable[[str], None]) -> Lines:
         if not left:
             return lines
         for trial in left:
-            with claimed(out, trial) as mine:
+            with claimed(out / f".{runner.bench.name}-{trial.key}.pid") as mine:
                 if mine and trial not in Lines.read(runner.bench, path).found:
                     line = runner.train(trial)
                     append(path, line)
@@ -153,9 +139,8 @@ def work(runner: Runner, out: Path, say: Callable[[str], None]) -> Lines:
 
 
 @contextlib.contextmanager
-def claimed(out: Path, trial: Trial) -> Any:
-    """Whether this process has the trial: a file with its number, which a dead process loses."""
-    path = out / f".{trial.key}.pid"
+def claimed(path: Path) -> Any:
+    """Whether this process has a run: a file with its number, which a dead process loses."""
     try:
         with contextlib.suppress(FileNotFoundError, ValueError):
             if not _alive(int(path.read_text())):

@@ -68,7 +68,7 @@ def make(bench: Bench, lines: Lines) -> ResultTable:
     notes = [f"rule: {text}" for text in rules(bench)]
     done = sum(not trial.tuning for trial in lines.found)
     notes.append(f"lines: {len(lines.found) - done} runs of tuning, {done} of the results")
-    return ResultTable(f"{NAME}-{bench.split}", SHOWS, tuple(b for b in blocks if b.rows), tuple(notes))
+    return ResultTable(f"{NAME}, {bench.name}", SHOWS, tuple(b for b in blocks if b.rows), tuple(notes))
 
 
 def verdict(favour: PairedDifferences, corrected: float, printed: float) -> str:
@@ -104,7 +104,7 @@ def _gate(bench: Bench, lines: Lines) -> Block:
         Cell(bench.gate),
         Cell("passed" if gate >= bench.gate else "failed: nothing is decided on this split"),
     )
-    title = f"{bench.split}: the gate, held-out images, {bench.tuning_seeds} tuning seeds"
+    title = f"{bench.name}: the gate, held-out images, {bench.tuning_seeds} tuning seeds"
     return Block(title, ("points", "asked", ""), {"fedgamma over scaffold": cells})
 
 
@@ -126,7 +126,7 @@ def _family(bench: Bench, lines: Lines, claims: Sequence[tuple[str, str]], title
     columns = ("points", "95 %", "p", "Holm's p", *(("the paper prints", "verdict") if printed else ()))
     left_out = len(claims) - len(judged)
     more = f"; {left_out} of {len(claims)} wait for runs" if left_out else ""
-    return Block(f"{bench.split}: {title}{more}", columns, rows)
+    return Block(f"{bench.name}: {title}{more}", columns, rows)
 
 
 def _arms(bench: Bench, lines: Lines) -> Block:
@@ -138,7 +138,7 @@ def _arms(bench: Bench, lines: Lines) -> Block:
             rho = lines.rho(arm)
             texts = (f"{lines.lr(arm):g}", "-" if rho is None else f"{rho:g}", str(len(tests)))
             rows[arm] = (*map(Cell, texts), Cell(value.mean, value.spread))
-    return Block(f"{bench.split}: test accuracy at the chosen settings", ("lr", "rho", "seeds", "test"), rows)
+    return Block(f"{bench.name}: test accuracy at the chosen settings", ("lr", "rho", "seeds", "test"), rows)
 
 
 def _at_papers(bench: Bench, lines: Lines) -> Block:
@@ -150,14 +150,14 @@ def _at_papers(bench: Bench, lines: Lines) -> Block:
         if len(over.values) == bench.seeds > 1:
             low, high = over.interval()
             rows[arm] = (Cell(f"{rho:g}"), Cell(over.mean), Cell(f"{low:+.2f} to {high:+.2f}"))
-    return Block(f"{bench.split}: over the base at the paper's rho", ("rho", "points", "95 %"), rows)
+    return Block(f"{bench.name}: over the base at the paper's rho", ("rho", "points", "95 %"), rows)
 
 
 def _lrs(bench: Bench, lines: Lines) -> Block:
     rows = {arm: tuple(_cell(lines.held_out(arm, None, lr)) for lr in bench.lrs) for arm in known((*BASES, *DAMPED))}
     some = {arm: cells for arm, cells in rows.items() if any(cell.ours is not None for cell in cells)}
     return Block(
-        f"{bench.split}: held-out accuracy over the learning rate", tuple(f"lr {lr:g}" for lr in bench.lrs), some
+        f"{bench.name}: held-out accuracy over the learning rate", tuple(f"lr {lr:g}" for lr in bench.lrs), some
     )
 
 
@@ -168,7 +168,7 @@ def _rhos(bench: Bench, lines: Lines) -> Block:
         cells = tuple(_cell(None if lr is None else lines.held_out(arm, rho, lr)) for rho in bench.rhos)
         if any(cell.ours is not None for cell in cells):
             rows[arm] = cells
-    return Block(f"{bench.split}: held-out accuracy over rho", tuple(f"rho {rho:g}" for rho in bench.rhos), rows)
+    return Block(f"{bench.name}: held-out accuracy over rho", tuple(f"rho {rho:g}" for rho in bench.rhos), rows)
 
 
 def _cell(value: float | None) -> Cell:

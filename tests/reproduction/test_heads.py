@@ -15,7 +15,12 @@ SMOKE = heads.benches("smoke")[0]
 
 
 def line(bench: Bench, trial: Trial, accuracy: float) -> str:
-    values = {**dataclasses.asdict(trial), "rounds": bench.rounds, "evaluations": [0.0, *[accuracy] * bench.last]}
+    values = {
+        **dataclasses.asdict(trial),
+        "rounds": bench.rounds,
+        "images": bench.images,
+        "evaluations": [0.0, *[accuracy] * bench.last],
+    }
     return json.dumps(values) + "\n"
 
 
@@ -134,8 +139,9 @@ def test_tuning_never_sees_test_images_nor_trains_on_held_out_ones() -> None:
 
 def test_two_processes_do_not_take_the_same_run(tmp_path: Path) -> None:
     trial = Trial("pathological-3", True, "fedavg", None, 0.1, 1000)
-    with heads_run.claimed(tmp_path, trial) as first, heads_run.claimed(tmp_path, trial) as second:
+    path = tmp_path / f".{trial.key}.pid"
+    with heads_run.claimed(path) as first, heads_run.claimed(path) as second:
         assert first and not second
-    (tmp_path / f".{trial.key}.pid").write_text("999999999")
-    with heads_run.claimed(tmp_path, trial) as again:
+    path.write_text("999999999")
+    with heads_run.claimed(path) as again:
         assert again, "a dead process has nothing"

@@ -1,0 +1,36 @@
+"""The engine of the experiment on frozen features against the plain one, method by method."""
+
+import pytest
+import torch
+
+import fedlesam as fl
+from fedlesam.data.augment import other_view
+from reproduction.heads import HEADS, known
+from reproduction.heads_engine import HeadStep, use_head_engine
+
+
+def federation(arm: str, engine: str, scope: str = "corrected") -> fl.Federation:
+    rng = torch.Generator().manual_seed(0)
+    clients = [(torch.randn(11, 1, 2, 6, generator=rng), torch.randint(0, 3, (11,), generator=rng)) for _ in range(6)]
+    torch.manual_seed(0)
+    return fl.Federation(
+        fl.models.head((1, 2, 6), 3, hidden=5),
+        clients,
+        fl.algorithms.get(HEADS[arm].method, **HEADS[arm].hyper),
+        fl.LocalTraining(batch_size=4, epochs=2, clip=0.5, clip_scope=scope, augment=other_view),  # type: ignore[arg-type]
+        active=4,
+        test=clients[0],
+        execution=fl.Execution(threads=1, engine=engine),  # type: ignore[arg-type]
+    )
+
+
+@pytest.mark.parametrize("scope", ["corrected", "loss"])
+@pytest.mark.parametrize("arm", known(list(HEADS)))
+def test_the_same_results_to_rounding(arm: str, scope: str) -> None:
+    plain, mine = federation(arm, "plain", scope), federation(arm, "stacked", scope)
+    use_head_engine(mine)
+    assert isinstance(mine._local_engine.step, HeadStep)  # type: ignore[attr-defined]
+    for _ in range(4):
+        theirs, ours = plain.round(), mine.round()
+        assert ours.train_loss == pytest.approx(theirs.train_loss, abs=1e-5)
+    assert torch.allclose(plain.weights, mine.weights, atol=2e-6), (plain.weights - mine.weights).abs().max()
