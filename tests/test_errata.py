@@ -178,6 +178,19 @@ def test_item_09_the_servers_perturbation_of_fedsmoo() -> None:
     torch.testing.assert_close(s, 0.1 * mean / (5 + 1e-7))
 
 
+@pytest.mark.parametrize("bias", [False, True], ids=["one tensor", "two tensors"])
+def test_item_09_vectors_cut_at_offset_zero(bias: bool) -> None:
+    draw = torch.Generator().manual_seed(0)
+    data = [(torch.randn(6, 3, generator=draw), torch.randint(2, (6,), generator=draw)) for _ in range(3)]
+    torch.manual_seed(0)
+    model, local = nn.Linear(3, 2, bias=bias), fl.LocalTraining(epochs=2, batch_size=4)
+    right, released = (federate(model, data, name, local) for name in ("fedsmoo", "fedsmoo-released"))
+    for number in range(3):
+        right.round()
+        released.round()
+        assert torch.equal(right.weights, released.weights) == (not bias or number == 0)
+
+
 def test_item_10_whole_steps() -> None:
     samples, batch, epochs = 50_000 // 200, 20, 2
     assert epochs * samples / batch == 25
