@@ -133,7 +133,8 @@ class FedGLOSS(FedDyn):
     """Starts where the last update is taken back a little."""
 
     def ramp(self, rho: float) -> float:
-        if not self.p.warmup:
+        """A rho of 0 stays 0: it is switched off."""
+        if not self.p.warmup or not rho:
             return rho
         return 0.001 + (rho - 0.001) * min(1.0, self.t / self.p.warmup)
 

@@ -1,14 +1,15 @@
-"""The family against its independent oracle: both clip scopes, the engines, workers, resume."""
+"""The family against its independent oracle: both clip scopes, the engines, workers, resume, dropouts."""
 
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from family_loop import FedAvg
 from family_oracle import METHODS
 from family_worlds import HYPER, SEED, ends, oracle
 from torch import Tensor, nn
-from worlds import SCHEDULE, federation, mlp, play, training
+from worlds import SCHEDULE, federation, mlp, play, states, training
 
 from fedlesam import algorithms
 from fedlesam.algorithms import CATALOGUE, Algorithm
@@ -63,6 +64,7 @@ VARIANTS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("fedspeed", {"alpha": 1.0}),
     ("fedgloss", {"warmup": 5}),
     ("fedgloss", {"rho": 0.0}),
+    ("fedgloss", {"rho_s": 0.0, "warmup": 3}),
     ("fedgloss", {"rho_s": 0.0}),
     ("fedsol", {"adaptive": False}),
     ("fedgf", {"window": 30}),
@@ -106,11 +108,80 @@ def test_resume(method: str, tmp_path: Path) -> None:
     torch.testing.assert_close(second.weights, ends(method)[-1], atol=1e-10, rtol=0)
 
 
+SERVER = {
+    "fedspeed-released": {"server.H": "H"},
+    "fedgf": {"perturbation.c": "c"},
+    "fedgloss": {"server.H": "H", "server.d": "d"},
+    "fednsam": {"server.m": "m"},
+    "fednsam-released": {"server.m": "m"},
+    "fedsmoo-released": {"server.H": "H", "perturbation.s": "s"},
+    "fedmoswa": {"correction.m": "m"},
+    "fedgmt": {"server.H": "H"},
+    "fedwmsam": {"correction.m": "m", "correction.c": "c", "correction.alpha": "alpha"},
+    "fedavgm": {"server.m": "m"},
+    "fedyogi": {"server.a": "a", "server.b": "b"},
+    "fedadagrad": {"server.b": "b"},
+}
+"""The package's name of a state, and the oracle's."""
+CLIENT = {
+    "fedspeed": {"correction.h": "h"},
+    "fedspeed-released": {"correction.h": "h"},
+    "fedgloss": {"correction.h": "h"},
+    "fedsmoo-released": {"correction.h": "h", "perturbation.mu": "mu"},
+    "fedmoswa": {"correction.c": "c"},
+    "fedgmt": {"correction.h": "h"},
+    "fedwmsam": {"correction.c": "c_i"},
+}
+
+
+def expected(method: str, right: FedAvg) -> dict[str, Tensor]:
+    own = {
+        name: torch.as_tensor(getattr(right, key), dtype=torch.float64) for name, key in SERVER.get(method, {}).items()
+    }
+    for name, key in CLIENT.get(method, {}).items():
+        own |= {f"client {i}.{name}": kept for i, kept in getattr(right, key).items()}
+    return own
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_dropouts(method: str) -> None:
+    """Clients that are asked and do not answer, in one round all of them; and the state of server and clients then."""
+    fed, right = federation(algorithm(method), active=3, dropout=0.55), oracle(method)
+    silent = []
+    for _ in range(11):
+        record = fed.round()
+        answered = [i for i in record.active if i not in (record.dropped or {})]
+        silent.append(len(record.active) - len(answered))
+        right.round(answered, asked=len(record.active))
+        torch.testing.assert_close(fed.weights, right.w, atol=1e-10, rtol=0)
+    assert {0, 1, 2, 3} == set(silent)
+    known = states(fed)
+    for name, state in expected(method, right).items():
+        torch.testing.assert_close(known[name].double(), state.double(), atol=1e-10, rtol=0)
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_two_workers(method: str) -> None:
     with federation(algorithm(method), workers=2, threads=1) as fed:
         play(fed, SCHEDULE[:4])
         torch.testing.assert_close(fed.weights, ends(method)[3], atol=1e-10, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("method", "hyper", "other", "others"),
+    [
+        ("fedmoswa", {"floor": 1.0, "gamma": 1.0, "lr_g": 1.0}, "scaffold", {}),
+        ("fedspeed", {"alpha": 1.0}, "fedspeed-released", {"rho": 0.15, "lam": 0.2}),
+        ("fedspeed", {"alpha": 0.0}, "feddyn", {"lam": 0.2}),
+    ],
+)
+def test_the_same_if_everybody_is_active(
+    method: str, hyper: dict[str, Any], other: str, others: dict[str, Any]
+) -> None:
+    one, two = federation(algorithm(method, **hyper)), federation(algorithms.get(other, **others))
+    for fed in (one, two):
+        play(fed, [range(6)] * 4)
+    torch.testing.assert_close(one.weights, two.weights, atol=1e-11, rtol=0)
 
 
 def test_the_seeds_are_the_same() -> None:

@@ -3,16 +3,22 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+import family_oracle
 import torch
+from family_loop import FedAvg
 from family_oracle import METHODS
+from family_worlds import HYPER
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracle import CONTROL_VARIATES, DYNAMIC, GLOBAL_ASCENT, Oracle
+from torch import Tensor
 from worlds import assert_same_bits, federation, mlp, play, samples, states
 
 from fedlesam import algorithms
 from fedlesam.algorithms import CATALOGUE
+from fedlesam.core.batches import batch_indices
 from fedlesam.core.local import LocalTraining
+from fedlesam.core.seeds import generator
 from fedlesam.federation import Federation
 
 
@@ -23,14 +29,16 @@ class World:
     schedule: tuple[tuple[int, ...], ...]
     epochs: tuple[int, ...]
     settings: dict[str, Any]
-    hyper: dict[str, float] = field(default_factory=dict)
+    hyper: dict[str, Any] = field(default_factory=dict)
     seed: int = 0
 
     def epochs_of(self, round: int, client: int) -> int:
         return self.epochs[(round + client) % len(self.epochs)]
 
-    def algorithm(self, method: str) -> dict[str, float]:
-        return {key: value for key, value in self.hyper.items() if key in algorithms.hyperparameters(method)}
+    def algorithm(self, method: str) -> dict[str, Any]:
+        takes = HYPER.get(method, algorithms.hyperparameters(method))
+        chosen = {key: value for key, value in self.hyper.items() if key in takes}
+        return HYPER.get(method, {}) | chosen
 
     def federation(self, method: str, shuffled: bool = False) -> Federation:
         fed = federation(
@@ -56,9 +64,45 @@ class World:
             oracle.round(active)
         return oracle
 
+    def family(self, method: str) -> FedAvg:
+        settings = {**self.settings}
+        batch_size = settings.pop("batch_size")
+
+        def batches(t: int, i: int) -> list[Tensor | slice]:
+            draw = generator(self.seed, "batches", t, i)
+            return list(batch_indices(self.sizes[i], batch_size, self.epochs_of(t, i), False, draw))
+
+        clients = samples(self.sizes, self.widths[0], self.widths[-1], seed=self.seed)
+        given = family_oracle.World(mlp(self.widths, seed=self.seed), clients, batches, lambda t, i, k: 0, **settings)
+        oracle = METHODS[method](given, **self.algorithm(method))
+        oracle.play(self.schedule)
+        return oracle
+
 
 def between(low: float, high: float) -> st.SearchStrategy[float]:
     return st.floats(low, high, allow_subnormal=False)
+
+
+HYPERPARAMETERS: dict[str, st.SearchStrategy[Any]] = {
+    "rho": between(0.0, 0.3),
+    "alpha": between(0.05, 0.95),
+    "lam": between(0.0, 0.5),
+    "prox": between(0.0, 0.5),
+    "eta": between(0.05, 1.0),
+    "rho_g": between(0.0, 0.3),
+    "window": st.integers(1, 4),
+    "threshold": between(0.0, 0.5),
+    "rho_s": between(0.0, 0.3),
+    "warmup": st.integers(0, 4),
+    "gamma": between(0.0, 0.95),
+    "floor": between(0.0, 1.0),
+    "beta": between(0.0, 0.99),
+    "strength": between(0.0, 2.0),
+    "tau": between(0.5, 4.0),
+    "adaptive": st.booleans(),
+    "clip": between(0.05, 1.0),
+    "noise": st.just(0.0),
+}
 
 
 @st.composite
@@ -79,17 +123,14 @@ def worlds(draw: st.DrawFn) -> World:
             "clip_scope": draw(st.sampled_from(["loss", "corrected"])),
             "momentum": draw(st.sampled_from([0.0, 0.0, 0.5])),
         },
-        hyper={
-            "rho": draw(between(0.0, 0.3)),
-            "alpha": draw(between(0.05, 1.0)),
-            "lam": draw(between(0.0, 0.5)),
-            "prox": draw(between(0.0, 0.5)),
-        },
+        hyper={name: draw(values) for name, values in HYPERPARAMETERS.items()},
         seed=draw(st.integers(0, 1000)),
     )
 
 
-methods = st.sampled_from([name for name in CATALOGUE if name not in METHODS])
+methods = st.sampled_from(list(CATALOGUE))
+plain = st.sampled_from([name for name in CATALOGUE if name not in METHODS])
+family = st.sampled_from([name for name in CATALOGUE if name in METHODS])
 
 
 def drift(world: World) -> float:
@@ -98,13 +139,20 @@ def drift(world: World) -> float:
 
 
 @settings(max_examples=150)
-@given(methods, worlds())
+@given(plain, worlds())
 def test_agrees_with_the_oracle(method: str, world: World) -> None:
     ours, truth = states(world.federation(method)), world.oracle(method).states()
     assert {name for name in truth if "client" not in name} == {name for name in ours if "client" not in name}
     assert ours.keys() == truth.keys()
     for name in truth:
         torch.testing.assert_close(ours[name], truth[name], atol=1e-10, rtol=0, msg=lambda m, name=name: f"{name}: {m}")
+
+
+@settings(max_examples=40)
+@given(family, worlds())
+def test_the_family_agrees_with_its_oracle(method: str, world: World) -> None:
+    weights = world.federation(method).weights
+    torch.testing.assert_close(weights, world.family(method).w, atol=1e-10, rtol=0)
 
 
 @settings(max_examples=40)
