@@ -25,6 +25,7 @@ from fedlesam.core.buffers import Buffers
 from fedlesam.core.checks import check_choice, check_count
 from fedlesam.core.choices import Weighting
 from fedlesam.core.disk import FileDigest
+from fedlesam.core.drawn import DrawnClients, is_checked_whole
 from fedlesam.core.evaluation import Evaluation, PerClient
 from fedlesam.core.flat_model import FlatModel
 from fedlesam.core.local import LocalTraining
@@ -70,7 +71,9 @@ class Federation:
 
     Args:
         model: any nn.Module. Its weights are the first global model; it is copied, not changed.
-        clients: their data, each a pair of tensors (x, y), a dict or nested tuple of tensors, or a torch Dataset.
+        clients: their data, each a pair of tensors (x, y), a dict or nested tuple of tensors, or a torch Dataset. A
+            list of at most 10,000 is checked at once; of a longer one, or of another sequence, which may make its
+            items, each client when it is drawn.
         algorithm: a name of the catalogue, or an Algorithm such as `fl.algorithms.fedsam(rho=0.1)`.
         local: how a client trains.
         task: how a batch becomes a loss, and what is measured; by default classification, with the loss of `local`.
@@ -139,7 +142,9 @@ class Federation:
             raise ValueError(f"clients must be a list, an entry for each, got {clients!r}; use list(clients)")
         if len(clients) == 0:
             raise ValueError("there are no clients")
-        check_samples(clients, test, drop=self.failures.drops)
+        whole = is_checked_whole(clients)
+        seen = clients if whole else {0: clients[0]}
+        check_samples(seen, test, drop=self.failures.drops)
         self.clients, self.local, self.seed = clients, local or LocalTraining(), seed
         self.task = self.local.task(task)
         self.active, self.weighting = count_active(active, len(clients)), weighting
@@ -153,7 +158,7 @@ class Federation:
         self._flat = FlatModel(copy.deepcopy(self._model), how.precision, how.compile and not stacked)
         self.algorithm = self.algorithm.for_model(self._flat.tensors)
         buffers = self._flat.buffers()
-        outputs, changed = check_outputs(self._flat, clients, test, self.task, stacked=stacked)
+        outputs, changed, fits = check_outputs(self._flat, seen, test, self.task, stacked=stacked)
         if stacked and changed:
             raise NotStackable(CHANGES.format(", ".join(changed)))
         self._mixtures = _mixtures(clients, self.task, outputs) if per_client else None
@@ -163,7 +168,7 @@ class Federation:
         engine = functools.partial(StackedEngine, compile_step=how.compile) if stacked else SerialEngine
         self._local_engine = engine(
             model=self._flat,
-            clients=clients,
+            clients=clients if whole else DrawnClients(clients, seen[0], self.failures.drops, fits),
             algorithm=self.algorithm,
             local=self.local,
             seed=seed,
@@ -384,6 +389,11 @@ class Federation:
 
 
 def _mixtures(clients: Sequence[ClientData], task: Task, classes: int) -> Tensor:
+    if not isinstance(clients, list | tuple):
+        raise ValueError(
+            f"per_client needs the classes of all {len(clients):,} clients, and a {type(clients).__name__} makes "
+            "clients when they are drawn; give a list, or per_client=False"
+        )
     rows = []
     for i, data in enumerate(clients):
         labels = task.known_targets(data) if task.by_class else None

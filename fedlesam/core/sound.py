@@ -1,6 +1,7 @@
 """Whether samples can be trained on: finite numbers, and targets that the task takes."""
 
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -13,10 +14,14 @@ from fedlesam.core.module_check import changed_buffers
 from fedlesam.core.task import Task, is_pair
 from fedlesam.core.tree import named_tensors
 
+Clients = Sequence[ClientData] | Mapping[int, ClientData]
+"""All clients, or some of them by their number."""
 
-def named(clients: Sequence[ClientData], test: ClientData | None) -> Iterator[tuple[str, ClientData]]:
+
+def named(clients: Clients, test: ClientData | None) -> Iterator[tuple[str, ClientData]]:
     """What the data are called in a message."""
-    yield from ((f"client {i}", data) for i, data in enumerate(clients))
+    numbered = clients.items() if isinstance(clients, Mapping) else enumerate(clients)
+    yield from ((f"client {i}", data) for i, data in numbered)
     if test is not None:
         yield "the test set", test
 
@@ -30,7 +35,7 @@ def check_finite(batch: Batch, where: str, numbers: Tensor | slice | None = None
             raise ValueError(f"{where}: {what} of sample {number} is not finite; mend the sample or leave it out")
 
 
-def check_samples(clients: Sequence[ClientData], test: ClientData | None, *, drop: bool) -> None:
+def check_samples(clients: Clients, test: ClientData | None, *, drop: bool) -> None:
     """A ValueError for data that cannot be used. With `drop` a client with numbers that are not finite may stay."""
     first: tuple[str, dict[str, torch.dtype]] | None = None
     for where, data in named(clients, test):
@@ -71,13 +76,10 @@ def describe(batch: Batch, weights: torch.dtype) -> str:
     return f"{told}: its weights are {weights}, give x.to({weights})" if numbers else told
 
 
-def check_targets(
-    task: Task, clients: Sequence[ClientData], test: ClientData | None, batch: Batch, output: Sequence[int]
-) -> None:
-    """All targets that are known in advance, and those of the first client's first sample."""
+def check_targets(clients: Clients, test: ClientData | None = None, *, task: Task, output: Sequence[int]) -> None:
+    """All targets that are known in advance."""
     if task.fits is None:
         return
-    task.fits(task.targets_of(batch), output, "client 0")
     for where, data in named(clients, test):
         try:
             known = task.known_targets(data)
@@ -88,8 +90,8 @@ def check_targets(
 
 
 def check_outputs(
-    model: FlatModel, clients: Sequence[ClientData], test: ClientData | None, task: Task, *, stacked: bool
-) -> tuple[int, list[str]]:
+    model: FlatModel, clients: Clients, test: ClientData | None, task: Task, *, stacked: bool
+) -> tuple[int, list[str], Callable[[Clients], None]]:
     """Show the model one sample, and check all targets against its outputs, before any work is done.
 
     Args:
@@ -100,7 +102,8 @@ def check_outputs(
         stacked: look for buffers that change even where only norm layers have any.
 
     Returns:
-        The number of outputs, and the names of the buffers that a training step changes.
+        The number of outputs, the names of the buffers that a training step changes, and what checks the targets of
+        further clients.
     """
     batches = Batches(clients[0], model.device, task.collate)
     with seeds.preserve_rng(model.device):
@@ -113,12 +116,15 @@ def check_outputs(
     with torch.no_grad(), seeds.preserve_rng(model.device):
         done = _shown(model, task, shown)
     if task.fits is None and not task.measured:
-        return 1, changed
+        return 1, changed, functools.partial(check_targets, task=task, output=())
     outputs = done.outputs
     if not isinstance(outputs, Tensor):
         raise Unsupported(f"the outputs of the task are a {type(outputs).__name__}, and one tensor is needed")
-    check_targets(task, clients, test, batch, outputs.shape)
-    return outputs.shape[-1] if outputs.ndim else 1, changed
+    if task.fits is not None:
+        task.fits(task.targets_of(batch), outputs.shape, "client 0")
+    check = functools.partial(check_targets, task=task, output=outputs.shape)
+    check(clients, test)
+    return outputs.shape[-1] if outputs.ndim else 1, changed, check
 
 
 def _shown(model: FlatModel, task: Task, batch: Batch) -> ForwardPass:

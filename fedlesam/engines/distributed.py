@@ -15,8 +15,8 @@ from typing import Any
 
 from torch import Tensor
 
-from fedlesam.core.batches import size_of
 from fedlesam.core.disk import Damaged, FileDigest, check_digest
+from fedlesam.core.drawn import known_size
 from fedlesam.core.evaluation import BatchScore, Evaluation, combine
 from fedlesam.core.messages import Broadcast, Memory
 from fedlesam.core.reduction import ResultSummary
@@ -178,9 +178,10 @@ class DistributedEngine:
             self.world.broadcast({"command": "receive", "round": broadcast.round}, broadcast.flatten())
 
     def _steps(self, round: int, client: int) -> int:
-        """Local steps, as the length of a job."""
+        """Local steps, as the length of a job; of a client whose size is not known, its epochs."""
         engine, local = self.local_engine, self.local_engine.local
-        return local.epochs_of(engine.seed, round, client) * -(-size_of(engine.clients[client]) // local.batch_size)
+        size = known_size(engine.clients, client) or 1
+        return local.epochs_of(engine.seed, round, client) * -(-size // local.batch_size)
 
 
 class Worker:

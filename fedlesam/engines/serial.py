@@ -9,6 +9,7 @@ from fedlesam.core import disk
 from fedlesam.core.batches import Batches, ClientData, size_of
 from fedlesam.core.client import drain, local_update
 from fedlesam.core.computing import compute_context
+from fedlesam.core.drawn import known_size
 from fedlesam.core.evaluation import BatchScore, Evaluation, combine, score_batches
 from fedlesam.core.flat_model import FlatModel
 from fedlesam.core.local import LocalTraining
@@ -113,7 +114,7 @@ class SerialEngine:
             broadcast: what the server sends.
             active: all clients of the round.
         """
-        weight = sum(size_of(self.clients[client]) for client in active) if self.by_examples else len(active)
+        weight = sum(self._size(client) for client in active) if self.by_examples else len(active)
         return Reduction(broadcast.round, max(1, weight), self.by_examples, self.max_norm, broadcast.buffers)
 
     def results(
@@ -129,15 +130,28 @@ class SerialEngine:
         for client in share:
             self.training = client
             memory = self.store.get(client, Memory()).to(self.model.device)
-            data, rules, local, seed, task = self.clients[client], self.algorithm, self.local, self.seed, self.task
-            steps = local_update(self.model, data, rules, local, broadcast, memory, client=client, seed=seed, task=task)
+            rules, local, own = self.algorithm, self.local, {"client": client, "seed": self.seed}
             try:
+                data = self.clients[client]  # may be made, and refused, only now
+                steps = local_update(self.model, data, rules, local, broadcast, memory, **own, task=self.task)
                 result = drain(steps, before_step)
             except Exception as error:
                 error.add_note(f"while training client {client} in round {broadcast.round}")
                 self._drop_client(client, error)
             else:
                 yield [result]
+
+    def _size(self, client: int) -> int:
+        """Samples of a client; 0 of one that cannot be made, which fails when it trains."""
+        known = known_size(self.clients, client)
+        if known is not None:
+            return known
+        try:
+            return size_of(self.clients[client])
+        except Exception as error:
+            if not (self.drop and is_client_error(error)):
+                raise
+            return 0
 
     def _drop_client(self, client: int, error: Exception) -> None:
         if not (self.drop and is_client_error(error)):

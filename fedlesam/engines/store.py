@@ -114,7 +114,8 @@ class Store(Mapping[int, Memory]):
         try:
             for client in old:
                 self._drop(client)
-            for client in [client for client, memory in self._resident.items() if memory]:
+            full = self.nbytes + coming.nbytes > self.budget
+            for client in [client for client, memory in self._resident.items() if memory] if full else ():
                 if self.nbytes + coming.nbytes <= self.budget:
                     break
                 round_then = self.rounds[client]
