@@ -91,6 +91,8 @@ class RoundResult:
 class Rule:
     """What rules of all slots have in common. Override what the rule needs."""
 
+    formula: ClassVar[tuple[str, ...]] = ()
+    """What the rule computes, a line each, in the notation of `fedlesam explain`."""
     requires_uniform_weights: ClassVar[bool] = False
     """The rule is correct only for the plain mean over clients: weighting them by examples is refused."""
 
@@ -245,16 +247,21 @@ class ServerRule(Rule):
 class NoPerturbation(Perturbation):
     """e = 0."""
 
+    formula = ("e = 0",)
+
 
 @dataclass(frozen=True)
 class NoCorrection(Correction):
     """The plain gradient."""
+
+    formula = ("direction = g",)
 
 
 @dataclass(frozen=True)
 class Average(ServerRule):
     """w + lr_g * d. McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, 2017."""
 
+    formula = ("w <- w + lr_g d",)
     lr_g: float = param(1.0, above=0)
 
     def step(self, state: State, result: RoundResult) -> tuple[Tensor, State]:
@@ -298,6 +305,12 @@ class Algorithm:
             *([] if is_number(self.lr_floor, 1) else ["lr_floor"]),
         ]
         return f"Algorithm({', '.join(f'{name}={getattr(self, name)!r}' for name in shown)})"
+
+    def _repr_markdown_(self) -> str:
+        """Its equations, where a notebook shows it."""
+        from fedlesam.core.formulas import equations
+
+        return f"`{self!r}`\n\n$$\n{equations(self).latex().replace('align*', 'aligned')}\n$$"
 
     @property
     def rules(self) -> tuple[Perturbation, Correction, ServerRule]:

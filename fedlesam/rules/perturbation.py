@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 import torch
 from torch import Tensor
@@ -28,6 +28,7 @@ class LocalAscent(Ascent):
     Foret et al., Sharpness-Aware Minimization, ICLR 2021; in federated learning as FedSAM, Qu et al., ICML 2022.
     """
 
+    formula: ClassVar[tuple[str, ...]] = ("e = rho u(g0)",)
     gradient = "current"
 
     def ascend(self, gradient: Tensor, step: Step) -> Tensor:
@@ -39,9 +40,10 @@ class CorrectedAscent(Ascent):
     """FedSMOO's ascent, pulled towards the clients' common perturbation s by a dual variable mu_i.
 
     Sun et al., Dynamic Regularized Sharpness Aware Minimization in Federated Learning, ICML 2023. The server's s
-    follows their released code, which leaves out the s-hat term of the printed formula (docs/errata.md, 9).
+    follows their released code, which leaves out the s-hat term of the printed formula (errata 9).
     """
 
+    formula = ("e = rho u(g0 - mu_i - s)", "mu_i <- mu_i + e - s", "server: s <- rho u(mean(mu_i))")
     gradient = "current"
     requires_uniform_weights = True
 
@@ -83,6 +85,14 @@ class GlobalAscent(Ascent):
     direction: Literal["back", "ahead"] = "back"
     """Against the last progress, as the paper has it, or along it."""
 
+    @property
+    def formula(self) -> tuple[str, ...]:  # type: ignore[override]
+        sign = "" if self.direction == "back" else "-"
+        return (
+            f"e = {sign}rho (w_old - w) / norm(w_old - w)",
+            f"{'client' if self.reference == 'received' else 'server'}: w_old <- w",
+        )
+
     def round_perturbation(self, anchor: Tensor, client_state: State, server_state: State) -> Tensor | None:
         old = (client_state if self.reference == "received" else server_state).get("old")
         if old is None and self.first == "none":
@@ -107,6 +117,7 @@ class PreviousStepAscent(Ascent):
     Training (S2-SAM), NeurIPS 2024, inside a federated round. A relative is Momentum-SAM (`MomentumAscent`).
     """
 
+    formula = ("e = rho u(g_prev)",)
     gradient = "previous"
 
     def ascend(self, gradient: Tensor, step: Step) -> Tensor:
@@ -121,6 +132,7 @@ class MomentumAscent(Ascent):
     federated round.
     """
 
+    formula = ("m_i <- beta m_i + g_prev", "e = rho u(m_i)")
     gradient = "previous"
     beta: float = param(0.9, at_least=0, below=1)
 
@@ -141,6 +153,7 @@ class MixedAscent(LocalAscent):
     2023, arXiv 2302.10429.
     """
 
+    formula = ("e = rho u(g0)", "g <- (1 - alpha) g0 + alpha g")
     alpha: float = param(1.0, at_least=0, at_most=1)
 
     @property
@@ -156,6 +169,7 @@ class RampedAscent(LocalAscent):
     Learning, CVPR 2025, arXiv 2412.03752.
     """
 
+    formula = ("rho_t = rho, with warmup .001 + (rho - .001) min(1, t / warmup)", "e = rho_t u(g0)")
     warmup: int = param(0, at_least=0, whole=True)
 
     def at(self, round: int) -> Self:
@@ -170,6 +184,7 @@ class AdaptiveAscent(Ascent):
     2203.11834; after Kwon et al., ASAM, ICML 2021.
     """
 
+    formula = ("T = abs(v) + eta for weights, 1 for the others", "e = rho T^2 g0 / (norm(T g0) + 1e-7)")
     gradient = "current"
     rho: float = param(0.7, at_least=0)
     eta: float = param(0.2, at_least=0)
@@ -199,6 +214,10 @@ class InterpolatedAscent(Ascent):
     and its code give no value for it.
     """
 
+    formula = (
+        "e = c (w - rho_g u(d) - v) + (1 - c) rho u(g0)",
+        "server: c <- share of the last rounds in which mean(norm(d_i)) > threshold",
+    )
     gradient = "current"
     rho: float = param(0.05, at_least=0)
     rho_g: float = param(0.05, at_least=0)
@@ -237,6 +256,7 @@ class TrajectoryAscent(Ascent):
     paper, read literally. Its README says the opposite, and its code has the sign reversed and indexes by layer number.
     """
 
+    formula = ("M = (the correction without g) / (1 - alpha)", "e = rho u(w + k M - v)")
     gradient = "none"
     rho: float = param(0.01, at_least=0)
 
