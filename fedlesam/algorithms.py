@@ -18,6 +18,7 @@ from fedlesam.rules.controls import (
 from fedlesam.rules.correction import (
     ClientMomentum,
     ControlVariates,
+    DualBias,
     DynamicRegulariser,
     MomentumVariates,
     Proximal,
@@ -33,7 +34,9 @@ from fedlesam.rules.perturbation import (
     MixedAscent,
     MomentumAscent,
     PreviousStepAscent,
+    ProximalAscent,
     RampedAscent,
+    TaughtDescent,
     TrajectoryAscent,
 )
 from fedlesam.rules.server import (
@@ -207,6 +210,14 @@ def fedmoswa(floor: float = 0.1, gamma: float = 0.2, lr_g: float = 1.5) -> Algor
     return Algorithm(correction=MomentumVariates(gamma), server=Average(lr_g), lr_floor=floor)
 
 
+def fedgmt(beta: float = 0.95, strength: float = 1.0, tau: float = 3.0, lam: float = 0.1) -> Algorithm:
+    return Algorithm(TaughtDescent(beta, strength, tau), DualBias(lam), Dynamic(), SLOW_DECAY)
+
+
+def fedsol(rho: float = 1.0, adaptive: bool = True) -> Algorithm:
+    return Algorithm(ProximalAscent(rho, adaptive))
+
+
 def fedwmsam(rho: float = 0.01, alpha: float = 0.1) -> Algorithm:
     """Li et al., FedWMSAM, NeurIPS 2025, arXiv 2511.22080."""
     return Algorithm(TrajectoryAscent(rho), WeightedMomentum(alpha))
@@ -288,6 +299,8 @@ FAMILY = (
     fednsam,
     fedswa,
     fedmoswa,
+    fedgmt,
+    fedsol,
     fedwmsam,
     msam,
     fedavgm,

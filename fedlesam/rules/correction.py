@@ -105,7 +105,7 @@ class SentDual(DynamicRegulariser):
 class DualBias(DynamicRegulariser):
     """FedGMT's: lam * h_i alone, FedDyn without its pull to the global model.
 
-    Lee et al., One Arrow, Two Hawks: Sharpness-aware Minimization for Federated Learning via Global Model Trajectory,
+    Li et al., One Arrow, Two Hawks: Sharpness-aware Minimization for Federated Learning via Global Model Trajectory,
     ICML 2025.
     """
 

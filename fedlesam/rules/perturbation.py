@@ -5,10 +5,11 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal, Self
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from fedlesam.core.checks import param
-from fedlesam.core.slots import Algorithm, Perturbation, RoundResult, State, Step, TensorSpec
+from fedlesam.core.slots import Algorithm, NoPerturbation, Perturbation, RoundResult, State, Step, TensorSpec
 from fedlesam.core.vectors import ASCENT_EPS, ascent_
 from fedlesam.rules.correction import ClientMomentum, WeightedMomentum
 from fedlesam.rules.schedule import ramp
@@ -274,3 +275,72 @@ class TrajectoryAscent(Ascent):
         assert bias is not None
         ahead = gradient.copy_(bias).mul_(step.number / (1 - gain)).add_(step.anchor)
         return ascent_(ahead.sub_(step.weights), self.rho)
+
+
+def divergence(taught: Tensor, outputs: Tensor, tau: float) -> Tensor:
+    """KL(softmax(taught / tau), softmax(outputs / tau)), the sum over classes and the mean over the batch."""
+    p, q = F.log_softmax(taught / tau, 1), F.log_softmax(outputs / tau, 1)
+    return (p.exp() * (p - q)).sum(1).mean()
+
+
+@dataclass(frozen=True)
+class TaughtDescent(NoPerturbation):
+    """FedGMT: the loss + strength * tau^2 * KL(softmax(z_a / tau), softmax(z_v / tau)), a the average of past models.
+
+    Li et al., One Arrow, Two Hawks: Sharpness-aware Minimization for Federated Learning via Global Model Trajectory,
+    ICML 2025. After every round a = beta * a + (1 - beta) * w, from the first model on; it is sent with w.
+    """
+
+    teaches = "descent"
+    beta: float = param(0.95, at_least=0, at_most=1)
+    strength: float = param(1.0, at_least=0)
+    tau: float = param(3.0, above=0)
+
+    def initial(self, anchor: Tensor) -> State:
+        return {"a": anchor}
+
+    def teacher(self, anchor: Tensor, server_state: State) -> Tensor:
+        return server_state["a"]
+
+    def distil(self, outputs: Tensor, taught: Tensor) -> Tensor:
+        return self.strength * self.tau**2 * divergence(taught, outputs, self.tau)
+
+    def aggregate(self, server_state: State, result: RoundResult) -> State:
+        assert result.landed is not None
+        return {"a": self.beta * server_state["a"] + (1 - self.beta) * result.landed}
+
+
+@dataclass(frozen=True)
+class ProximalAscent(Ascent):
+    """FedSOL: ascend how far the predictions have gone from the global model's, e = rho * L * u(q), 0 at step 0.
+
+    Lee et al., FedSOL: Stabilized Orthogonal Learning with Proximal Restrictions in Federated Learning, CVPR 2024. q is
+    the gradient of KL(softmax(z_w / 3), softmax(z_v / 3)). L is abs(v - w) over its norm along the first axis of each
+    tensor, at least 1e-12, or 1 if it is not `adaptive`.
+    """
+
+    gradient = "current"
+    teaches = "ascent"
+    rho: float = param(1.0, at_least=0)
+    adaptive: bool = True
+    shapes: tuple[torch.Size, ...] = field(default=(), repr=False, compare=False)
+    """Of the model's tensors; set by `for_model`."""
+
+    def for_model(self, tensors: Sequence[TensorSpec]) -> "ProximalAscent":
+        return replace(self, shapes=tuple(spec.shape for spec in tensors))
+
+    def distil(self, outputs: Tensor, taught: Tensor) -> Tensor:
+        return divergence(taught, outputs, 3.0)
+
+    def begin(self, anchor: Tensor, client_state: State) -> State:
+        return {"size": torch.empty_like(anchor)} if self.adaptive else {}
+
+    def ascend(self, gradient: Tensor, step: Step) -> Tensor:
+        e = ascent_(gradient, self.rho).mul_(step.number > 0)
+        if not self.adaptive:
+            return e
+        size = step.client_state["size"].copy_(step.weights).sub_(step.anchor).abs_()
+        for piece, shape in zip(torch.split(size, [s.numel() for s in self.shapes]), self.shapes, strict=True):
+            rows = piece.view(shape) if shape else piece
+            rows.div_(torch.linalg.vector_norm(rows, dim=0).clamp_(min=1e-12))
+        return e.mul_(size)

@@ -111,7 +111,7 @@ def predict(config: RunConfig, federation: Federation) -> Prediction:
     fresh = 0 if shared or not config.memory else k * round((cost.stored - 1 - cost.shared) * vector)
     here = min(workers, int(os.environ.get("LOCAL_WORLD_SIZE", workers)))
     perturbation = federation.algorithm.perturbation
-    ascends = (2 if perturbation.gradient != "unused" else 0) + (perturbation.mix != 1)
+    ascends = (2 if perturbation.gradient != "unused" else 0) + (perturbation.mix != 1) + bool(perturbation.teaches)
     sums = 4 if federation.weighting == "examples" else 2
     working = (5 + ascends + sums * cost.up + cost.down) * vector
     steps = [_steps(federation, client) for client in range(n)]
