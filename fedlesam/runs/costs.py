@@ -45,8 +45,8 @@ def measure(algorithm: Algorithm) -> Cost:
         algorithm: The method.
     """
     model = nn.Linear(256, 256, bias=False)  # beside which single numbers do not count
-    clients = [(torch.ones(1, 256), torch.ones(1, 256))] * 2
-    federation = Federation(model, clients, algorithm, LocalTraining(epochs=1, loss=nn.functional.mse_loss))
+    clients = [(torch.ones(1, 256), torch.zeros(1, dtype=torch.int64))] * 2
+    federation = Federation(model, clients, algorithm, LocalTraining(epochs=1))
     federation.round()
     record = federation.round()
     unit, state = federation.weights.nbytes, federation.state
