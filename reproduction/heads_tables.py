@@ -48,9 +48,9 @@ CONTROLS = (
 def rules(bench: Bench) -> list[str]:
     return [
         f"accuracy is the mean of the last {bench.last} evaluations, one every {bench.every} of {bench.rounds} rounds",
-        f"every base's learning rate is chosen from {_listed(bench.lrs)}, then every arm's rho from "
-        f"{_listed(bench.rhos)} at its base's learning rate, on {bench.held_out:,} held-out training images and "
-        f"{bench.tuning_seeds} tuning seeds",
+        f"every base's learning rate, which is its arms', is chosen from {_listed(bench.lrs)}; every arm's rho is "
+        f"chosen from {_listed(bench.rhos)}, on {bench.held_out:,} held-out training images and {bench.tuning_seeds} "
+        "tuning seeds",
         f"gate: FedGAMMA over SCAFFOLD by {bench.gate:g} point or more on the held-out images, before any other arm",
         f"{bench.seeds} seeds of the results, each with {bench.images:,} training images, a split and a first model of "
         "its own; differences are paired by seed; an arm whose seeds are not all there is in no verdict",

@@ -61,6 +61,9 @@ CHOICES = (
     "augmentation of CIFAR: flip, and crop of the padded image with probability 1/2, as in the baselines' code",
     "alpha .1 (FedCM, MoFedSAM), lam .1 (FedDyn, FedSMOO, FedLESAM-D), Adam's b1 .9, b2 .99, eps .01, as in the "
     "baselines' code",
+    "batches of 50 on CIFAR-10 and 20 on CIFAR-100, also with 200 clients, as the paper prints",
+    "rho of FedGAMMA .1 and learning rates of FedSMOO falling by .9995 as the paper prints; the baselines' code has "
+    "rho .01 for FedGAMMA and .998 for FedSMOO",
     "FedLESAM: a client that was never active is not perturbed (docs/errata.md, 7)",
     "accuracy: of the last round, of the mean of the last 10 evaluations and of the best round, each beside "
     "the paper's (which says `after 800 rounds`; the baselines' code prints the best)",
@@ -70,7 +73,8 @@ CHOICES = (
 
 DOMAIN_CHOICES = (
     "OfficeHome and DomainNet: weight decay, decay of the learning rate and clipping as on CIFAR, images mirrored with "
-    "p .5; the paper names none of them",
+    "p .5 and resized to a square; the paper names none of them, its code resizes to 256, cuts the centre of 224 and "
+    "mirrors nothing",
     "OfficeHome and DomainNet: rho .01 for every method, ten times the learning rate as the paper recommends for "
     "pretrained models; it tunes rho in {.05, .01, .005, .001, .0005} and does not print what it took",
     "ViT-B/32: google/vit-base-patch32-224-in21k with a new head; the paper does not name its weights",

@@ -45,7 +45,6 @@ WITHOUT_RHO: dict[str, str | Algorithm] = {
     "fedasam": "fedavg",
     "fedgloss": Algorithm(correction=DynamicRegulariser(), server=ShiftedDynamic(), lr_decay=SLOW_DECAY),
     "fednsam": Algorithm(server=Nesterov()),
-    "fedsol": "fedavg",
     "fedwmsam": Algorithm(correction=WeightedMomentum()),
     "msam": "fedavg",
     "fedspeed-released": "feddyn",
