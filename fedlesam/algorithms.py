@@ -18,6 +18,7 @@ from fedlesam.rules.controls import (
 from fedlesam.rules.correction import (
     ClientMomentum,
     ControlVariates,
+    DualBias,
     DynamicRegulariser,
     MomentumVariates,
     Proximal,
@@ -33,7 +34,9 @@ from fedlesam.rules.perturbation import (
     MixedAscent,
     MomentumAscent,
     PreviousStepAscent,
+    ProximalAscent,
     RampedAscent,
+    TaughtDescent,
     TrajectoryAscent,
 )
 from fedlesam.rules.server import (
@@ -55,54 +58,66 @@ SLOW_DECAY = 0.9995
 
 
 def fedavg(lr_g: float = 1.0) -> Algorithm:
+    """McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, AISTATS 2017."""
     return Algorithm(server=Average(lr_g))
 
 
 def fedadam(lr_g: float = 0.1, b1: float = 0.9, b2: float = 0.99, eps: float = 0.01) -> Algorithm:
+    """Reddi et al., Adaptive Federated Optimization, ICLR 2021."""
     return Algorithm(server=Adam(lr_g, b1, b2, eps))
 
 
 def fedprox(prox: float = 0.1, lr_g: float = 1.0) -> Algorithm:
+    """Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020."""
     return Algorithm(correction=Proximal(prox), server=Average(lr_g))
 
 
 def scaffold(lr_g: float = 1.0) -> Algorithm:
+    """Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging for Federated Learning, ICML 2020."""
     return Algorithm(correction=ControlVariates(), server=Average(lr_g))
 
 
 def fedcm(alpha: float = 0.1, lr_g: float = 1.0) -> Algorithm:
+    """Xu et al., FedCM: Federated Learning with Client-level Momentum, 2021."""
     return Algorithm(correction=ClientMomentum(alpha), server=Average(lr_g))
 
 
 def feddyn(lam: float = 0.1, lr_g: float = 1.0) -> Algorithm:
+    """Acar et al., Federated Learning Based on Dynamic Regularization, ICLR 2021."""
     return Algorithm(NoPerturbation(), DynamicRegulariser(lam), Dynamic(lr_g), SLOW_DECAY)
 
 
 def fedsam(rho: float = 0.01, lr_g: float = 1.0) -> Algorithm:
+    """Qu et al., Generalized Federated Learning via Sharpness Aware Minimization, ICML 2022."""
     return Algorithm(LocalAscent(rho), server=Average(lr_g))
 
 
 def mofedsam(rho: float = 0.1, alpha: float = 0.1, lr_g: float = 1.0) -> Algorithm:
+    """Qu et al., ICML 2022: FedSAM with FedCM's momentum."""
     return Algorithm(LocalAscent(rho), ClientMomentum(alpha), Average(lr_g))
 
 
 def fedgamma(rho: float = 0.1, lr_g: float = 1.0) -> Algorithm:
+    """Dai et al., FedGAMMA: Federated Learning with Global Sharpness-Aware Minimization, 2023: SAM with SCAFFOLD."""
     return Algorithm(LocalAscent(rho), ControlVariates(), Average(lr_g))
 
 
 def fedsmoo(rho: float = 0.1, lam: float = 0.1, lr_g: float = 1.0) -> Algorithm:
+    """Sun et al., Dynamic Regularized Sharpness Aware Minimization in Federated Learning, ICML 2023."""
     return Algorithm(CorrectedAscent(rho), DynamicRegulariser(lam), Dynamic(lr_g), SLOW_DECAY)
 
 
 def fedlesam(
     rho: float = 0.01, lr_g: float = 1.0, reference: Reference = "received", direction: Direction = "back"
 ) -> Algorithm:
+    """Fan et al., Locally Estimated Global Perturbations are Better than Local Perturbations, ICML 2024."""
     return Algorithm(GlobalAscent(rho, reference=reference, direction=direction), server=Average(lr_g))
 
 
 def fedlesam_s(
     rho: float = 0.1, lr_g: float = 1.0, reference: Reference = "received", direction: Direction = "back"
 ) -> Algorithm:
+    """Fan et al., ICML 2024: FedLESAM with SCAFFOLD."""
     ascent = GlobalAscent(rho, reference=reference, direction=direction)
     return Algorithm(ascent, ControlVariates(), Average(lr_g))
 
@@ -114,112 +129,147 @@ def fedlesam_d(
     reference: Reference = "received",
     direction: Direction = "back",
 ) -> Algorithm:
+    """Fan et al., ICML 2024: FedLESAM with FedDyn."""
     ascent = GlobalAscent(rho, reference=reference, direction=direction)
     return Algorithm(ascent, DynamicRegulariser(lam), Dynamic(lr_g), SLOW_DECAY)
 
 
 def fedlesam_m(rho: float = 0.1, alpha: float = 0.1, lr_g: float = 1.0) -> Algorithm:
+    """FedLESAM's perturbation with FedCM's momentum; in no paper."""
     return Algorithm(GlobalAscent(rho), ClientMomentum(alpha), Average(lr_g))
 
 
 def freesam(rho: float = 0.1, lr_g: float = 1.0) -> Algorithm:
+    """Ji et al. (S2-SAM), NeurIPS 2024, inside a federated round: SAM along the previous step's gradient."""
     return Algorithm(PreviousStepAscent(rho), server=Average(lr_g))
 
 
 def freesam_s(rho: float = 0.1, lr_g: float = 1.0) -> Algorithm:
+    """Ji et al. (S2-SAM), NeurIPS 2024, inside a federated round, with SCAFFOLD."""
     return Algorithm(PreviousStepAscent(rho), ControlVariates(), Average(lr_g))
 
 
 def freesam_d(rho: float = 0.1, lam: float = 0.1, lr_g: float = 1.0) -> Algorithm:
+    """Ji et al. (S2-SAM), NeurIPS 2024, inside a federated round, with FedDyn."""
     return Algorithm(PreviousStepAscent(rho), DynamicRegulariser(lam), Dynamic(lr_g), SLOW_DECAY)
 
 
 def fedavgm(lr_g: float = 1.0, beta: float = 0.9) -> Algorithm:
+    """Hsu et al., Measuring the Effects of Non-Identical Data Distribution, arXiv 1909.06335, 2019."""
     return Algorithm(server=ServerMomentum(lr_g, beta))
 
 
 def fedyogi(lr_g: float = 0.1, b1: float = 0.9, b2: float = 0.99, eps: float = 0.01) -> Algorithm:
+    """Reddi et al., Adaptive Federated Optimization, ICLR 2021."""
     return Algorithm(server=Yogi(lr_g, b1, b2, eps))
 
 
 def fedadagrad(lr_g: float = 0.1, eps: float = 0.01) -> Algorithm:
+    """Reddi et al., Adaptive Federated Optimization, ICLR 2021."""
     return Algorithm(server=Adagrad(lr_g, eps))
 
 
 def msam(rho: float = 0.1, beta: float = 0.9) -> Algorithm:
+    """Becker et al., Momentum-SAM, arXiv 2401.12033, inside a federated round."""
     return Algorithm(MomentumAscent(rho, beta))
 
 
 def fedspeed(rho: float = 0.1, lam: float = 0.1, alpha: float = 1.0) -> Algorithm:
+    """Sun et al., FedSpeed, ICLR 2023, arXiv 2302.10429."""
     return Algorithm(MixedAscent(rho, alpha), SentDual(lam), DualMean(), SLOW_DECAY)
 
 
 def fedasam(rho: float = 0.7, eta: float = 0.2) -> Algorithm:
+    """Caldarola et al., Improving Generalization in Federated Learning by Seeking Flat Minima, ECCV 2022."""
     return Algorithm(AdaptiveAscent(rho, eta))
 
 
 def fedgf(rho: float = 0.05, rho_g: float = 0.05, window: int = 30, *, threshold: float) -> Algorithm:
+    """Lee and Yoon, Rethinking the Flat Minima Searching in Federated Learning, ICML 2024."""
     return Algorithm(InterpolatedAscent(rho, rho_g, window, threshold))
 
 
 def fedgloss(rho: float = 0.15, rho_s: float = 0.15, lam: float = 0.1, warmup: int = 0) -> Algorithm:
+    """Caldarola et al., Beyond Local Sharpness, CVPR 2025, arXiv 2412.03752."""
     ascent = RampedAscent(rho, warmup) if rho else NoPerturbation()
     return Algorithm(ascent, DynamicRegulariser(lam), ShiftedDynamic(rho_s=rho_s, warmup=warmup), SLOW_DECAY)
 
 
 def fednsam(rho: float = 0.05, gamma: float = 0.85) -> Algorithm:
+    """Liu et al., FedNSAM, arXiv 2602.23827."""
     return Algorithm(LocalAscent(rho), server=Nesterov(gamma))
 
 
 def fedswa(floor: float = 0.1, lr_g: float = 1.5) -> Algorithm:
+    """Liu et al., Momentum-Based Stochastic Controlled Weight Averaging, ICML 2025, arXiv 2507.20016."""
     return Algorithm(server=Average(lr_g), lr_floor=floor)
 
 
 def fedmoswa(floor: float = 0.1, gamma: float = 0.2, lr_g: float = 1.5) -> Algorithm:
+    """Liu et al., ICML 2025, arXiv 2507.20016: FedSWA with momentum-based control variates."""
     return Algorithm(correction=MomentumVariates(gamma), server=Average(lr_g), lr_floor=floor)
 
 
+def fedgmt(beta: float = 0.95, strength: float = 1.0, tau: float = 3.0, lam: float = 0.1) -> Algorithm:
+    return Algorithm(TaughtDescent(beta, strength, tau), DualBias(lam), Dynamic(), SLOW_DECAY)
+
+
+def fedsol(rho: float = 1.0, adaptive: bool = True) -> Algorithm:
+    return Algorithm(ProximalAscent(rho, adaptive))
+
+
 def fedwmsam(rho: float = 0.01, alpha: float = 0.1) -> Algorithm:
+    """Li et al., FedWMSAM, NeurIPS 2025, arXiv 2511.22080."""
     return Algorithm(TrajectoryAscent(rho), WeightedMomentum(alpha))
 
 
 def fedlesam_released(rho: float = 0.01, lr_g: float = 1.0) -> Algorithm:
+    """A control: the perturbation that FedLESAM's authors released, which is not their paper's."""
     return Algorithm(ReleasedAscent(rho), server=Average(lr_g))
 
 
 def fedlesam_released_s(rho: float = 0.1, lr_g: float = 1.0) -> Algorithm:
+    """A control: the released FedLESAM-S, whose correction is damped to a tenth."""
     return Algorithm(ReleasedAscent(rho), ControlVariates(scale=0.1), Average(lr_g))
 
 
 def fedlesam_released_d(rho: float = 0.1, lam: float = 0.1, lr_g: float = 1.0) -> Algorithm:
+    """A control: the released FedLESAM-D."""
     return Algorithm(ReleasedAscent(rho), DynamicRegulariser(lam), Dynamic(lr_g), SLOW_DECAY)
 
 
 def random_round(rho: float = 0.1, lr_g: float = 1.0) -> Algorithm:
+    """A placebo: one random direction for each client and round."""
     return Algorithm(RandomRoundAscent(rho), server=Average(lr_g))
 
 
 def random_step(rho: float = 0.1, lr_g: float = 1.0) -> Algorithm:
+    """A placebo: a random direction at every step."""
     return Algorithm(RandomStepAscent(rho), server=Average(lr_g))
 
 
 def shuffled_s(rho: float = 0.1, lr_g: float = 1.0, pool: int = 10) -> Algorithm:
+    """A placebo: SCAFFOLD with the difference of two earlier global models, drawn at random."""
     return Algorithm(ShuffledAscent(rho, pool), ControlVariates(), Average(lr_g))
 
 
 def scaffold_damped(scale: float = 0.1, lr_g: float = 1.0) -> Algorithm:
+    """A control: SCAFFOLD with c - c_i scaled to a tenth."""
     return Algorithm(correction=ControlVariates(scale), server=Average(lr_g))
 
 
 def fedspeed_released(rho: float = 0.1, lam: float = 0.1) -> Algorithm:
+    """A control: FedSpeed as FL-Simulator computes it, with FedDyn's server."""
     return Algorithm(LocalAscent(rho), DynamicRegulariser(lam), Dynamic(), SLOW_DECAY)
 
 
 def fedsmoo_released(rho: float = 0.1, lam: float = 0.1) -> Algorithm:
+    """A control: FedSMOO as FL-Simulator computed it until October 2024."""
     return Algorithm(ReleasedCorrectedAscent(rho), DynamicRegulariser(lam), Dynamic(), SLOW_DECAY)
 
 
 def fednsam_released(rho: float = 0.05, gamma: float = 0.85) -> Algorithm:
+    """A control: FedNSAM as its released code computes it, which loses the momentum."""
     return Algorithm(LocalAscent(rho), server=ReleasedNesterov(gamma))
 
 
@@ -249,6 +299,8 @@ FAMILY = (
     fednsam,
     fedswa,
     fedmoswa,
+    fedgmt,
+    fedsol,
     fedwmsam,
     msam,
     fedavgm,

@@ -33,7 +33,7 @@ MOST_ROOMS = 12
 CORE = ["core/slots.py", "core/client.py", "core/server.py"]
 CORE_LINES = 650
 METHODS = ["rules", "algorithms.py"]
-LINES_PER_METHOD = 22
+LINES_PER_METHOD = 24
 
 
 def name_of(path: Path) -> str:
@@ -121,7 +121,7 @@ def test_the_core_stays_small() -> None:
 
 
 def test_a_method_stays_small() -> None:
-    """Its rules, with their papers, and its line in the catalogue."""
+    """Its rules, with their papers and formulas, and its line in the catalogue."""
     from fedlesam.algorithms import CATALOGUE
 
     each = lines_of(METHODS) / len(CATALOGUE)

@@ -14,6 +14,9 @@ import griffe
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
+from fedlesam.algorithms import CONTROLS, FAMILY, OTHERS, PAPER
+from fedlesam.runs.explain import explain
+
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = {
     "README.md": "index.md",
@@ -96,6 +99,18 @@ def reference(package: griffe.Module, room: str) -> str:
     return "\n\n".join([f"# {module.path}", lead, fenced, *blocks])
 
 
+def methods() -> str:
+    """The catalogue: what `fedlesam explain` says of every method."""
+    groups = {"The paper's twelve": PAPER, "More of the family": (*OTHERS, *FAMILY), "Controls and placebos": CONTROLS}
+    parts = ["# The methods", "What `fedlesam explain NAME` prints, made from the code."]
+    for title, makers in groups.items():
+        parts.append(f"## {title}")
+        for make in makers:
+            name = make.__name__.replace("_", "-")
+            parts.append(f"### {name}\n\n```text\n{explain(name).text()}\n```")
+    return "\n\n".join(parts)
+
+
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages that are not files of docs/."""
     for document, page in PAGES.items():
@@ -103,6 +118,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
             text = (ROOT / document).read_text(encoding="utf-8")
             content = relinked(text, posixpath.dirname(document), page)
             files.append(File.generated(config, page, content=content))
+    files.append(File.generated(config, "methods.md", content=methods()))
     package: Any = griffe.load("fedlesam", search_paths=[ROOT], resolve_aliases=True)
     for room in ROOMS:
         files.append(File.generated(config, f"api/{room}.md", content=reference(package, room)))

@@ -19,6 +19,7 @@ COMMANDS = {
     "runs": "the runs in a folder: state, accuracy, time left",
     "cost": "what a run will need: RAM, disk, traffic, backward passes",
     "deploy": "look at a Flower deployment: what is insecure or missing",
+    "explain": "a method: its equations, what it sends and keeps, its papers",
     "list": "the algorithms, data sets, models and splits there are",
     "demo": "five methods on the embedded data in a minute, with pictures",
 }

@@ -6,7 +6,7 @@ client after the other (`local_update`); the stacked engine maps them over many 
 """
 
 import math
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from typing import Protocol, cast
 
@@ -17,6 +17,7 @@ from fedlesam.core import seeds
 from fedlesam.core.batches import Batch, Batches, ClientData, batch_indices, size_of, steps_per_epoch
 from fedlesam.core.checks import LOWER, NotFinite
 from fedlesam.core.flat_model import FlatModel
+from fedlesam.core.lesson import Lesson, logits
 from fedlesam.core.local import LocalTraining
 from fedlesam.core.messages import Broadcast, ClientResult, Memory
 from fedlesam.core.slots import AffineStep, Algorithm, LocalResult, State, Step
@@ -28,13 +29,14 @@ from fedlesam.core.vectors import add_scaled_, clip_coefficient, is_number
 class Gradient(Protocol):
     """Where the gradients of one step come from."""
 
-    def __call__(self, at: Tensor, out: Tensor, *, final: bool) -> Tensor:
+    def __call__(self, at: Tensor, out: Tensor, *, final: bool, lesson: Lesson | None = None) -> Tensor:
         """Write the gradient of the batch loss at the weights `at` into `out`, and return the loss.
 
         Args:
             at: the weights.
             out: the gradient's vector.
             final: False for the first of two passes, which must leave the model's buffers as they were.
+            lesson: what is differentiated in place of the loss, or beside it.
         """
         ...
 
@@ -138,8 +140,9 @@ def begin(
 def look(r: ClientRound, gradient: Gradient, number: int | Tensor, noise: Tensor | None = None) -> Tensor:
     """Take the gradient of one step at v + e into `r.g`; the loss there."""
     rule = r.algorithm.perturbation
+    lesson = Lesson(rule, rule.teacher(r.anchor, r.server_state)) if rule.teaches else None
     if rule.gradient == "current":
-        gradient(r.u, r.g, final=False)
+        gradient(r.u, r.g, final=False, lesson=lesson if rule.teaches == "ascent" else None)
         assert r.ascent is not None
         r.ascent.copy_(r.g)
     if r.first is not None:
@@ -148,7 +151,7 @@ def look(r: ClientRound, gradient: Gradient, number: int | Tensor, noise: Tensor
         e = rule.ascend(r.ascent, Step(r.v, r.anchor, number, r.affine, r.client_state, r.server_state, noise))
         r.e = check_shape(e, r.anchor)
         r.u.copy_(r.v).add_(r.e)
-    loss = gradient(r.u, r.g, final=True)
+    loss = gradient(r.u, r.g, final=True, lesson=lesson if rule.teaches == "descent" else None)
     if r.first is not None:
         add_scaled_(r.g.mul_(rule.mix), r.first, 1 - rule.mix)
     return loss
@@ -236,16 +239,30 @@ class BatchGradient:
     batch: tuple[Batch, int]
     """The batch, and the seed of what layers draw: both passes of a step see the same mask."""
 
-    def __init__(self, model: FlatModel, task: Task) -> None:
-        self.model, self.task = model, task
+    def __init__(self, model: FlatModel, task: Task, received: Mapping[str, Tensor]) -> None:
+        self.model, self.task, self.received = model, task, received
 
-    def __call__(self, at: Tensor, out: Tensor, *, final: bool) -> Tensor:
+    def __call__(self, at: Tensor, out: Tensor, *, final: bool, lesson: Lesson | None = None) -> Tensor:
         batch, seed = self.batch
+        taught = None if lesson is None else self.taught(lesson.teacher)
         buffers = {} if final else self.model.buffers()
         seeds.reseed_torch(seed, self.model.device)
-        loss = self.model.backward(self.task, batch, out)
+        found = self.model.step(self.task, batch)
+        value = found.loss if lesson is None or taught is None else lesson.objective(found, taught)
+        self.model.backward_of(value, out)
         self.model.load_buffers(buffers)
-        return loss
+        return found.loss.detach()
+
+    def taught(self, teacher: Tensor) -> Tensor:
+        """The teacher's logits: the same batch and mask, the buffers that were received, and no trace of the pass."""
+        (batch, seed), weights, buffers = self.batch, self.model.weights, self.model.buffers()
+        student = self.model.scratch("student").copy_(weights)
+        self.model.load(teacher, self.received)
+        seeds.reseed_torch(seed, self.model.device)
+        with torch.no_grad():
+            found = logits(self.model.step(self.task, batch))
+        self.model.load(student, buffers)
+        return found
 
 
 def local_update(
@@ -280,7 +297,7 @@ def local_update(
     noise = model.scratch("noise") if algorithm.perturbation.draws else None
     losses: list[Tensor] = []
     taken: list[Tensor | slice] = []
-    view, gradient = LocalStep(model, r, r.anchor.new_zeros(())), BatchGradient(model, task)
+    view, gradient = LocalStep(model, r, r.anchor.new_zeros(())), BatchGradient(model, task, broadcast.buffers)
     for indices in batch_indices(len(batches), local.batch_size, epochs, model.batch_norm, rng, batches.home):
         mask_seed += 1
         taken.append(indices)

@@ -91,6 +91,8 @@ class RoundResult:
 class Rule:
     """What rules of all slots have in common. Override what the rule needs."""
 
+    formula: ClassVar[tuple[str, ...]] = ()
+    """What the rule computes, a line each, in the notation of `fedlesam explain`."""
     requires_uniform_weights: ClassVar[bool] = False
     """The rule is correct only for the plain mean over clients: weighting them by examples is refused."""
 
@@ -131,6 +133,8 @@ class Perturbation(Rule):
     gradient: ClassVar[Literal["unused", "none", "current", "previous"]] = "unused"
     """What `ascend` is given: it is not called ("unused"), scratch space alone ("none"), the batch gradient at v (a
     second backward pass), or the loss gradient of this client's previous step of the round (zero at the first)."""
+    teaches: ClassVar[Literal["", "ascent", "descent"]] = ""
+    """Where `distil` enters: it is ascended in place of the loss, or added to the loss that is descended."""
     draws: ClassVar[bool] = False
     """The rule uses random numbers: `step.noise`, or PyTorch's generator in `round_perturbation`, which is seeded."""
 
@@ -138,6 +142,9 @@ class Perturbation(Rule):
         """A ValueError if a method is defined that the local loop would never call."""
         name, unused = type(self).__name__, self.gradient == "unused"
         check_choice(name, "gradient", self.gradient, ("unused", "none", "current", "previous"))
+        check_choice(name, "teaches", self.teaches, ("", "ascent", "descent"))
+        if self.teaches == "ascent" and self.gradient != "current":
+            raise ValueError(f'{name} ascends what it distils, which only gradient = "current" computes')
         if not is_number(self.mix, 1) and self.gradient != "current":
             raise ValueError(f'{name} mixes in the gradient at v, which only gradient = "current" computes')
         if not unused and self.is_constant:
@@ -181,6 +188,14 @@ class Perturbation(Rule):
     def ascend(self, gradient: Tensor, step: Step) -> Tensor:
         """The perturbation of one step. `gradient` is scratch space and may be overwritten with the result."""
         raise NotImplementedError(f"{type(self).__name__} sets gradient = {self.gradient!r} and must define ascend()")
+
+    def teacher(self, anchor: Tensor, server_state: State) -> Tensor:
+        """The weights of the teacher of a rule that `teaches`: a second model, which sees the same batches."""
+        return anchor
+
+    def distil(self, outputs: Tensor, taught: Tensor) -> Tensor:
+        """One number from the logits of v and of the teacher, (samples, classes); the mean over the batch."""
+        raise NotImplementedError(f"{type(self).__name__} teaches and must define distil()")
 
     def next_client_state(self, anchor: Tensor, client_state: State) -> State:
         """What the client keeps until its next active round."""
@@ -245,16 +260,21 @@ class ServerRule(Rule):
 class NoPerturbation(Perturbation):
     """e = 0."""
 
+    formula = ("e = 0",)
+
 
 @dataclass(frozen=True)
 class NoCorrection(Correction):
     """The plain gradient."""
+
+    formula = ("direction = g",)
 
 
 @dataclass(frozen=True)
 class Average(ServerRule):
     """w + lr_g * d. McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, 2017."""
 
+    formula = ("w <- w + lr_g d",)
     lr_g: float = param(1.0, above=0)
 
     def step(self, state: State, result: RoundResult) -> tuple[Tensor, State]:
@@ -298,6 +318,12 @@ class Algorithm:
             *([] if is_number(self.lr_floor, 1) else ["lr_floor"]),
         ]
         return f"Algorithm({', '.join(f'{name}={getattr(self, name)!r}' for name in shown)})"
+
+    def _repr_markdown_(self) -> str:
+        """Its equations, where a notebook shows it."""
+        from fedlesam.core.formulas import equations
+
+        return f"`{self!r}`\n\n$$\n{equations(self).latex().replace('align*', 'aligned')}\n$$"
 
     @property
     def rules(self) -> tuple[Perturbation, Correction, ServerRule]:

@@ -13,6 +13,7 @@ from fedlesam.core import tree
 from fedlesam.core.batches import Batch
 from fedlesam.core.client import look, move
 from fedlesam.core.flat_model import FlatModel
+from fedlesam.core.lesson import Lesson, logits
 from fedlesam.core.task import Task
 from fedlesam.engines._rows import Rows, Tree, dims_of, leaves, map_tree, round_of
 
@@ -99,8 +100,8 @@ class MappedStep:
         """Changes `own` in place."""
 
         def one(shared: Tree, own: Tree, batch: Batch, noise: Tensor | None) -> Tensor:
-            def gradient(at: Tensor, out: Tensor, *, final: bool) -> Tensor:
-                slope, loss = grad_and_value(self._loss)(at, batch)
+            def gradient(at: Tensor, out: Tensor, *, final: bool, lesson: Lesson | None = None) -> Tensor:
+                slope, (_, loss) = grad_and_value(self._losses, has_aux=True)(at, batch, lesson)
                 out.copy_(slope)
                 return torch.as_tensor(loss)
 
@@ -113,5 +114,10 @@ class MappedStep:
         losses: Tensor = vmap(one, dims, randomness="error")(shared, own, batch, noise)
         return losses
 
-    def _loss(self, flat: Tensor, batch: Batch) -> Tensor:
-        return self.model.step_at(flat, self.task, batch).loss
+    def _losses(self, flat: Tensor, batch: Batch, lesson: Lesson | None) -> tuple[Tensor, Tensor]:
+        """What is differentiated, and the loss of the batch."""
+        found = self.model.step_at(flat, self.task, batch)
+        if lesson is None:
+            return found.loss, found.loss
+        taught = logits(self.model.step_at(lesson.teacher, self.task, batch)).detach()
+        return lesson.objective(found, taught), found.loss

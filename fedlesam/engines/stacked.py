@@ -122,7 +122,11 @@ class StackedEngine(SerialEngine):
         if held is None or self.local.augment is not None:
             return member.size, member.epochs
         kind = tuple((name, tensor.shape[1:], tensor.dtype) for name, tensor in named_tensors(held))
-        return kind if can_fill_up(self.task, member.data) else (*kind, member.size, member.epochs)
+        return kind if self._fills(member) else (*kind, member.size, member.epochs)
+
+    def _fills(self, member: Member) -> bool:
+        """Whether small batches are filled up; a rule that teaches would average over what fills them."""
+        return not self.algorithm.perturbation.teaches and can_fill_up(self.task, member.data)
 
     def together(
         self, broadcast: Broadcast, members: list[Member], before_step: Callable[[], None]
@@ -159,7 +163,7 @@ class StackedEngine(SerialEngine):
         if any(member.data.tensors is None for member in members) or self.local.augment is not None:
             return Fetched(members, self.local.batch_size, self.local.augment)
         ragged = len({(member.size, member.epochs) for member in members}) > 1
-        fill = ragged or (self.step.compile and can_fill_up(self.task, members[0].data))
+        fill = ragged or (self.step.compile and self._fills(members[0]))
         return Gathered(members, self.local.batch_size, width, fill)
 
     def _results(

@@ -36,7 +36,9 @@ from fedlesam.rules.perturbation import LocalAscent as LocalAscent
 from fedlesam.rules.perturbation import MixedAscent as MixedAscent
 from fedlesam.rules.perturbation import MomentumAscent as MomentumAscent
 from fedlesam.rules.perturbation import PreviousStepAscent as PreviousStepAscent
+from fedlesam.rules.perturbation import ProximalAscent as ProximalAscent
 from fedlesam.rules.perturbation import RampedAscent as RampedAscent
+from fedlesam.rules.perturbation import TaughtDescent as TaughtDescent
 from fedlesam.rules.perturbation import TrajectoryAscent as TrajectoryAscent
 from fedlesam.rules.server import Adagrad as Adagrad
 from fedlesam.rules.server import Adam as Adam

@@ -16,12 +16,13 @@ from fedlesam.rules.server import Nesterov
 
 @dataclass(frozen=True)
 class ReleasedAscent(Ascent):
-    """The perturbation of the authors' released code, which is not the paper's (docs/errata.md, 7 and 8).
+    """The perturbation of the authors' released code, which is not the paper's (errata 7 and 8).
 
     It indexes G, the flat last server step, by the *number of a tensor*: every entry of tensor j is shifted by
     -rho * G[j] / (sum over tensors k of abs(G[k]) + 1e-7). All clients have it from the server, from round 1 on.
     """
 
+    formula = ("G = w - w_old", "e = -rho G[j] / (sum of abs(G[k]) + 1e-7) on every entry of tensor j")
     sizes: tuple[int, ...] = field(default=(), repr=False, compare=False)
     """Entries per tensor of the model; set by `for_model`."""
 
@@ -45,6 +46,7 @@ class ReleasedAscent(Ascent):
 class RandomRoundAscent(Ascent):
     """A placebo: a random direction of norm rho, fixed for a client's round. Theorem 1 cannot tell FedLESAM from it."""
 
+    formula = ("e = rho u(r), r random, once a round",)
     draws = True
 
     def round_perturbation(self, anchor: Tensor, client_state: State, server_state: State) -> Tensor | None:
@@ -55,6 +57,7 @@ class RandomRoundAscent(Ascent):
 class RandomStepAscent(Ascent):
     """A placebo: a random direction of norm rho, fresh at every step."""
 
+    formula = ("e = rho u(r), r random, at every step",)
     gradient = "none"
     draws = True
 
@@ -72,6 +75,7 @@ class ShuffledAscent(Ascent):
     first round the pool holds the initial model `pool` times; of two equal models e = 0.
     """
 
+    formula = ("e = rho (w_a - w_b) / norm(w_a - w_b), a and b drawn from the last rounds",)
     draws = True
     pool: int = param(10, at_least=2, whole=True)
 
@@ -98,6 +102,11 @@ class ReleasedCorrectedAscent(CorrectedAscent):
     takes entries 0 to n - 1 of the flat vectors, at the start of a round; the flat mu_i of its end is kept and sent.
     """
 
+    formula = (
+        "e = rho u(g0 - mu_i - s), every tensor of mu_i and s read from offset 0",
+        "mu_i <- mu_i + e - s",
+        "server: s <- rho u(mean(mu_i))",
+    )
     sizes: tuple[int, ...] = field(default=(), repr=False, compare=False)
     """Entries per tensor of the model; set by `for_model`."""
 
@@ -125,6 +134,8 @@ class ReleasedNesterov(Nesterov):
 
     Liu et al., FedNSAM, arXiv 2602.23827.
     """
+
+    formula = ("start: w + gamma m", "m <- (1 + gamma) d", "w <- w + m")
 
     def initial(self, anchor: Tensor) -> State:
         return {}

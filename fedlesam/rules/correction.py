@@ -15,9 +15,14 @@ class ControlVariates(Correction):
     """SCAFFOLD: turn by c - c_i, the server's minus the client's running estimate of its gradient.
 
     Karimireddy et al., SCAFFOLD, ICML 2020, option II. The FedLESAM paper prints the sign flipped and the server's
-    sum without K/N (docs/errata.md, 2 and 3).
+    sum without K/N (errata 2 and 3).
     """
 
+    formula = (
+        "direction = g + scale (c - c_i)",
+        "client: c_i <- c_i - c - d_i / (E_i lr)",
+        "server: c <- c + (K / N) mean(change of c_i)",
+    )
     requires_uniform_weights = True
     scale: float = param(1.0, at_least=0)
     """Of the correction; the released FedLESAM-S has 0.1, the papers 1."""
@@ -50,6 +55,7 @@ class ClientMomentum(Correction):
     Xu et al., FedCM: Federated Learning with Client-level Momentum, 2021.
     """
 
+    formula = ("direction = alpha g + (1 - alpha) m", "server: m <- -d / (E lr)")
     alpha: float = param(0.1, above=0, at_most=1)
     """The share of the local gradient."""
 
@@ -68,9 +74,10 @@ class DynamicRegulariser(Correction):
     """FedDyn: lam * (v - w + h_i), with h_i the sum of this client's updates so far.
 
     Acar et al., Federated Learning Based on Dynamic Regularization, ICLR 2021; lam is 1/beta of the FedLESAM paper,
-    whose signs of the dual variable contradict each other (docs/errata.md, 4).
+    whose signs of the dual variable contradict each other (errata 4).
     """
 
+    formula = ("direction = g + lam (v - w + h_i)", "client: h_i <- h_i + d_i")
     lam: float = param(0.1, at_least=0)
     requires_uniform_weights = True
 
@@ -98,9 +105,11 @@ class SentDual(DynamicRegulariser):
 class DualBias(DynamicRegulariser):
     """FedGMT's: lam * h_i alone, FedDyn without its pull to the global model.
 
-    Lee et al., One Arrow, Two Hawks: Sharpness-aware Minimization for Federated Learning via Global Model Trajectory,
+    Li et al., One Arrow, Two Hawks: Sharpness-aware Minimization for Federated Learning via Global Model Trajectory,
     ICML 2025.
     """
+
+    formula = ("direction = g + lam h_i", "client: h_i <- h_i + d_i")
 
     def prepare(self, anchor: Tensor, client_state: State, server_state: State) -> AffineStep:
         return AffineStep(bias=self.lam * client_state["h"] if "h" in client_state else None)
@@ -110,6 +119,7 @@ class DualBias(DynamicRegulariser):
 class Proximal(Correction):
     """FedProx: prox * (v - w). Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020."""
 
+    formula = ("direction = g + prox (v - w)",)
     prox: float = param(0.1, at_least=0)
 
     def prepare(self, anchor: Tensor, client_state: State, server_state: State) -> AffineStep:
@@ -124,6 +134,11 @@ class MomentumVariates(Correction):
     Stochastic Controlled Weight Averaging, ICML 2025, arXiv 2507.20016.
     """
 
+    formula = (
+        "direction = g + m - c_i",
+        "client: c_i <- c_i - m - d_i / (E_i lr)",
+        "server: m <- m + gamma (mean(c_i) - m)",
+    )
     requires_uniform_weights = True
     gamma: float = param(0.2, at_least=0, at_most=1)
 
@@ -153,6 +168,13 @@ class WeightedMomentum(Correction):
     clients' mean of 1 + cos(d_i, m), 0 while m is 0, held between .1 and .9.
     """
 
+    formula = (
+        "direction = alpha (g + c - c_i) + (1 - alpha) m",
+        "client: c_i <- c_i - c - d_i / (E_i lr)",
+        "server: c <- c + (K / N) mean(change of c_i)",
+        "server: m <- -d / (E lr)",
+        "server: alpha <- .99 alpha + .01 clip(mean(1 + cos(d_i, m)), .1, .9)",
+    )
     requires_uniform_weights = True
     alpha: float = param(0.1, above=0, below=1)
     """In the first round."""

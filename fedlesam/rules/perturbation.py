@@ -2,13 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from fedlesam.core.checks import param
-from fedlesam.core.slots import Algorithm, Perturbation, RoundResult, State, Step, TensorSpec
+from fedlesam.core.slots import Algorithm, NoPerturbation, Perturbation, RoundResult, State, Step, TensorSpec
 from fedlesam.core.vectors import ASCENT_EPS, ascent_
 from fedlesam.rules.correction import ClientMomentum, WeightedMomentum
 from fedlesam.rules.schedule import ramp
@@ -28,6 +29,7 @@ class LocalAscent(Ascent):
     Foret et al., Sharpness-Aware Minimization, ICLR 2021; in federated learning as FedSAM, Qu et al., ICML 2022.
     """
 
+    formula: ClassVar[tuple[str, ...]] = ("e = rho u(g0)",)
     gradient = "current"
 
     def ascend(self, gradient: Tensor, step: Step) -> Tensor:
@@ -39,9 +41,10 @@ class CorrectedAscent(Ascent):
     """FedSMOO's ascent, pulled towards the clients' common perturbation s by a dual variable mu_i.
 
     Sun et al., Dynamic Regularized Sharpness Aware Minimization in Federated Learning, ICML 2023. The server's s
-    follows their released code, which leaves out the s-hat term of the printed formula (docs/errata.md, 9).
+    follows their released code, which leaves out the s-hat term of the printed formula (errata 9).
     """
 
+    formula = ("e = rho u(g0 - mu_i - s)", "mu_i <- mu_i + e - s", "server: s <- rho u(mean(mu_i))")
     gradient = "current"
     requires_uniform_weights = True
 
@@ -83,6 +86,14 @@ class GlobalAscent(Ascent):
     direction: Literal["back", "ahead"] = "back"
     """Against the last progress, as the paper has it, or along it."""
 
+    @property
+    def formula(self) -> tuple[str, ...]:  # type: ignore[override]
+        sign = "" if self.direction == "back" else "-"
+        return (
+            f"e = {sign}rho (w_old - w) / norm(w_old - w)",
+            f"{'client' if self.reference == 'received' else 'server'}: w_old <- w",
+        )
+
     def round_perturbation(self, anchor: Tensor, client_state: State, server_state: State) -> Tensor | None:
         old = (client_state if self.reference == "received" else server_state).get("old")
         if old is None and self.first == "none":
@@ -107,6 +118,7 @@ class PreviousStepAscent(Ascent):
     Training (S2-SAM), NeurIPS 2024, inside a federated round. A relative is Momentum-SAM (`MomentumAscent`).
     """
 
+    formula = ("e = rho u(g_prev)",)
     gradient = "previous"
 
     def ascend(self, gradient: Tensor, step: Step) -> Tensor:
@@ -121,6 +133,7 @@ class MomentumAscent(Ascent):
     federated round.
     """
 
+    formula = ("m_i <- beta m_i + g_prev", "e = rho u(m_i)")
     gradient = "previous"
     beta: float = param(0.9, at_least=0, below=1)
 
@@ -141,6 +154,7 @@ class MixedAscent(LocalAscent):
     2023, arXiv 2302.10429.
     """
 
+    formula = ("e = rho u(g0)", "g <- (1 - alpha) g0 + alpha g")
     alpha: float = param(1.0, at_least=0, at_most=1)
 
     @property
@@ -156,6 +170,7 @@ class RampedAscent(LocalAscent):
     Learning, CVPR 2025, arXiv 2412.03752.
     """
 
+    formula = ("rho_t = rho, with warmup .001 + (rho - .001) min(1, t / warmup)", "e = rho_t u(g0)")
     warmup: int = param(0, at_least=0, whole=True)
 
     def at(self, round: int) -> Self:
@@ -170,6 +185,7 @@ class AdaptiveAscent(Ascent):
     2203.11834; after Kwon et al., ASAM, ICML 2021.
     """
 
+    formula = ("T = abs(v) + eta for weights, 1 for the others", "e = rho T^2 g0 / (norm(T g0) + 1e-7)")
     gradient = "current"
     rho: float = param(0.7, at_least=0)
     eta: float = param(0.2, at_least=0)
@@ -199,6 +215,10 @@ class InterpolatedAscent(Ascent):
     and its code give no value for it.
     """
 
+    formula = (
+        "e = c (w - rho_g u(d) - v) + (1 - c) rho u(g0)",
+        "server: c <- share of the last rounds in which mean(norm(d_i)) > threshold",
+    )
     gradient = "current"
     rho: float = param(0.05, at_least=0)
     rho_g: float = param(0.05, at_least=0)
@@ -237,6 +257,7 @@ class TrajectoryAscent(Ascent):
     paper, read literally. Its README says the opposite, and its code has the sign reversed and indexes by layer number.
     """
 
+    formula = ("M = (the correction without g) / (1 - alpha)", "e = rho u(w + k M - v)")
     gradient = "none"
     rho: float = param(0.01, at_least=0)
 
@@ -254,3 +275,72 @@ class TrajectoryAscent(Ascent):
         assert bias is not None
         ahead = gradient.copy_(bias).mul_(step.number / (1 - gain)).add_(step.anchor)
         return ascent_(ahead.sub_(step.weights), self.rho)
+
+
+def divergence(taught: Tensor, outputs: Tensor, tau: float) -> Tensor:
+    """KL(softmax(taught / tau), softmax(outputs / tau)), the sum over classes and the mean over the batch."""
+    p, q = F.log_softmax(taught / tau, 1), F.log_softmax(outputs / tau, 1)
+    return (p.exp() * (p - q)).sum(1).mean()
+
+
+@dataclass(frozen=True)
+class TaughtDescent(NoPerturbation):
+    """FedGMT: the loss + strength * tau^2 * KL(softmax(z_a / tau), softmax(z_v / tau)), a the average of past models.
+
+    Li et al., One Arrow, Two Hawks: Sharpness-aware Minimization for Federated Learning via Global Model Trajectory,
+    ICML 2025. After every round a = beta * a + (1 - beta) * w, from the first model on; it is sent with w.
+    """
+
+    teaches = "descent"
+    beta: float = param(0.95, at_least=0, at_most=1)
+    strength: float = param(1.0, at_least=0)
+    tau: float = param(3.0, above=0)
+
+    def initial(self, anchor: Tensor) -> State:
+        return {"a": anchor}
+
+    def teacher(self, anchor: Tensor, server_state: State) -> Tensor:
+        return server_state["a"]
+
+    def distil(self, outputs: Tensor, taught: Tensor) -> Tensor:
+        return self.strength * self.tau**2 * divergence(taught, outputs, self.tau)
+
+    def aggregate(self, server_state: State, result: RoundResult) -> State:
+        assert result.landed is not None
+        return {"a": self.beta * server_state["a"] + (1 - self.beta) * result.landed}
+
+
+@dataclass(frozen=True)
+class ProximalAscent(Ascent):
+    """FedSOL: ascend how far the predictions have gone from the global model's, e = rho * L * u(q), 0 at step 0.
+
+    Lee et al., FedSOL: Stabilized Orthogonal Learning with Proximal Restrictions in Federated Learning, CVPR 2024. q is
+    the gradient of KL(softmax(z_w / 3), softmax(z_v / 3)). L is abs(v - w) over its norm along the first axis of each
+    tensor, at least 1e-12, or 1 if it is not `adaptive`.
+    """
+
+    gradient = "current"
+    teaches = "ascent"
+    rho: float = param(1.0, at_least=0)
+    adaptive: bool = True
+    shapes: tuple[torch.Size, ...] = field(default=(), repr=False, compare=False)
+    """Of the model's tensors; set by `for_model`."""
+
+    def for_model(self, tensors: Sequence[TensorSpec]) -> "ProximalAscent":
+        return replace(self, shapes=tuple(spec.shape for spec in tensors))
+
+    def distil(self, outputs: Tensor, taught: Tensor) -> Tensor:
+        return divergence(taught, outputs, 3.0)
+
+    def begin(self, anchor: Tensor, client_state: State) -> State:
+        return {"size": torch.empty_like(anchor)} if self.adaptive else {}
+
+    def ascend(self, gradient: Tensor, step: Step) -> Tensor:
+        e = ascent_(gradient, self.rho).mul_(step.number > 0)
+        if not self.adaptive:
+            return e
+        size = step.client_state["size"].copy_(step.weights).sub_(step.anchor).abs_()
+        for piece, shape in zip(torch.split(size, [s.numel() for s in self.shapes]), self.shapes, strict=True):
+            rows = piece.view(shape) if shape else piece
+            rows.div_(torch.linalg.vector_norm(rows, dim=0).clamp_(min=1e-12))
+        return e.mul_(size)

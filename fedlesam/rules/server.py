@@ -1,7 +1,7 @@
 """Slot 3, how to land: from the mean update d to the next global model."""
 
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from fedlesam.rules.schedule import ramp
 class Adam(ServerRule):
     """FedAdam, without bias correction. Reddi et al., Adaptive Federated Optimization, ICLR 2021."""
 
+    formula = ("a <- b1 a + (1 - b1) d", "b <- b2 b + (1 - b2) d^2", "w <- w + lr_g a / (sqrt(b) + eps)")
     lr_g: float = param(0.1, above=0)
     b1: float = param(0.9, at_least=0, below=1)
     b2: float = param(0.99, at_least=0, below=1)
@@ -40,6 +41,8 @@ class Adam(ServerRule):
 class Yogi(Adam):
     """FedYogi: FedAdam with b - (1 - b2) * d^2 * sign(b - d^2). Reddi et al., Adaptive Federated Optimization, 2021."""
 
+    formula = ("a <- b1 a + (1 - b1) d", "b <- b - (1 - b2) d^2 sign(b - d^2)", "w <- w + lr_g a / (sqrt(b) + eps)")
+
     def second(self, b: Tensor, d: Tensor) -> Tensor:
         square = d * d
         return b - (1 - self.b2) * square * torch.sign(b - square)
@@ -49,6 +52,7 @@ class Yogi(Adam):
 class Adagrad(ServerRule):
     """FedAdagrad: w + lr_g * d / (sqrt(b) + eps), b += d^2. Reddi et al., Adaptive Federated Optimization, 2021."""
 
+    formula = ("b <- b + d^2", "w <- w + lr_g d / (sqrt(b) + eps)")
     lr_g: float = param(0.1, above=0)
     eps: float = param(0.01, above=0)
 
@@ -69,6 +73,7 @@ class ServerMomentum(ServerRule):
     1909.06335, 2019.
     """
 
+    formula = ("m <- beta m + d", "w <- w + lr_g m")
     lr_g: float = param(1.0, above=0)
     beta: float = param(0.9, at_least=0, below=1)
 
@@ -87,6 +92,7 @@ class Nesterov(ServerRule):
     Liu et al., FedNSAM, arXiv 2602.23827.
     """
 
+    formula = ("start: w + gamma m", "m <- gamma m + d", "w <- w + m")
     gamma: float = param(0.85, at_least=0, below=1)
 
     def initial(self, anchor: Tensor) -> State:
@@ -104,6 +110,7 @@ class Nesterov(ServerRule):
 class Dynamic(ServerRule):
     """FedDyn's landing: w + d + H, with H += (K/N) * d, which keeps H the mean over all clients of their h_i."""
 
+    formula: ClassVar[tuple[str, ...]] = ("H <- H + (K / N) d", "w <- w + d + H")
     lr_g: float = 1.0
     requires_uniform_weights = True
 
@@ -132,6 +139,7 @@ class ShiftedDynamic(Dynamic):
     Learning, CVPR 2025, arXiv 2412.03752. With a `warmup` rho_s grows as the clients' rho (`RampedAscent`).
     """
 
+    formula = ("start: w - rho_s u(d of the last round)", "H <- H + (K / N) d", "w <- w + d + H")
     rho_s: float = param(0.15, at_least=0)
     warmup: int = param(0, at_least=0, whole=True)
 
@@ -163,6 +171,7 @@ class DualMean(ServerRule):
     Sun et al., FedSpeed, ICLR 2023, arXiv 2302.10429. FedDyn's has the mean over all clients.
     """
 
+    formula = ("w <- w + d + mean(h_i)",)
     requires_uniform_weights = True
 
     def check(self, algorithm: Algorithm) -> None:

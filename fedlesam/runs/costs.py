@@ -45,8 +45,8 @@ def measure(algorithm: Algorithm) -> Cost:
         algorithm: The method.
     """
     model = nn.Linear(256, 256, bias=False)  # beside which single numbers do not count
-    clients = [(torch.ones(1, 256), torch.ones(1, 256))] * 2
-    federation = Federation(model, clients, algorithm, LocalTraining(epochs=1, loss=nn.functional.mse_loss))
+    clients = [(torch.ones(1, 256), torch.zeros(1, dtype=torch.int64))] * 2
+    federation = Federation(model, clients, algorithm, LocalTraining(epochs=1))
     federation.round()
     record = federation.round()
     unit, state = federation.weights.nbytes, federation.state
@@ -111,7 +111,7 @@ def predict(config: RunConfig, federation: Federation) -> Prediction:
     fresh = 0 if shared or not config.memory else k * round((cost.stored - 1 - cost.shared) * vector)
     here = min(workers, int(os.environ.get("LOCAL_WORLD_SIZE", workers)))
     perturbation = federation.algorithm.perturbation
-    ascends = (2 if perturbation.gradient != "unused" else 0) + (perturbation.mix != 1)
+    ascends = (2 if perturbation.gradient != "unused" else 0) + (perturbation.mix != 1) + bool(perturbation.teaches)
     sums = 4 if federation.weighting == "examples" else 2
     working = (5 + ascends + sums * cost.up + cost.down) * vector
     steps = [_steps(federation, client) for client in range(n)]

@@ -35,6 +35,8 @@ SLOTS_AND_COSTS = {
     "fednsam": ("LocalAscent", "-", "Nesterov", 2, 1, 1, 1),
     "fedswa": ("-", "-", "Average", 1, 1, 1, 1),
     "fedmoswa": ("-", "MomentumVariates", "Average", 1, 2, 2, 2),
+    "fedgmt": ("TaughtDescent", "DualBias", "Dynamic", 1, 2, 1, 2),
+    "fedsol": ("ProximalAscent", "-", "Average", 2, 1, 1, 1),
     "fedwmsam": ("TrajectoryAscent", "WeightedMomentum", "Average", 1, 3, 2, 2),
     "msam": ("MomentumAscent", "-", "Average", 1, 1, 1, 1),
     "fedavgm": ("-", "-", "ServerMomentum", 1, 1, 1, 1),

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.extras
 
 SUMMING = ["scaffold", "fedgamma", "fedlesam-s", "freesam-s", "feddyn", "fedsmoo", "fedlesam-d", "freesam-d"]
 SUMMING += ["fedlesam-released-s", "fedlesam-released-d", "shuffled-s", "scaffold-damped"]
-SUMMING += ["fedgloss", "fedwmsam", "fedspeed-released", "fedsmoo-released"]
+SUMMING += ["fedgloss", "fedgmt", "fedwmsam", "fedspeed-released", "fedsmoo-released"]
 
 
 def test_which_methods_have_sums_over_clients() -> None:

@@ -21,7 +21,7 @@ from fedlesam.flower import Strategy, records
 pytestmark = pytest.mark.extras
 
 GO_WITH = ["fedavg", "fedadam", "fedprox", "fedsam", "freesam", "fedlesam", "random-round", "random-step", "fedasam"]
-GO_WITH += ["fednsam", "fednsam-released", "fedswa", "msam", "fedavgm", "fedyogi", "fedadagrad"]
+GO_WITH += ["fednsam", "fednsam-released", "fedswa", "fedsol", "msam", "fedavgm", "fedyogi", "fedadagrad"]
 """Methods that send a model and nothing else, and whose server keeps no sum over clients."""
 
 

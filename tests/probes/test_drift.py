@@ -15,12 +15,12 @@ from fedlesam.federation import Federation
 from fedlesam.probes import Drift, GlobalLoss, constant_perturbations, cosine, drift_of
 from fedlesam.probes.base import Look
 from fedlesam.probes.catalogue import attach
-from fedlesam.probes.drift import DriftProbe
+from fedlesam.probes.drift import DriftProbe, perturbs
 from fedlesam.probes.estimate import Estimate
 from fedlesam.rules import CorrectedAscent, LocalAscent, Perturbation, PreviousStepAscent
 from reproduction.theory import Point, half_square
 
-PERTURBING = [name for name in CATALOGUE if type(example(name).perturbation).__name__ != "NoPerturbation"]
+PERTURBING = [name for name in CATALOGUE if perturbs(example(name))]
 
 
 def client(centre: list[float], curvature: list[float]) -> tuple[Tensor, Tensor]:

@@ -1,5 +1,6 @@
 """Where the methods of the family must meet others, and which rules do not go together."""
 
+import copy
 import itertools
 from typing import Any
 
@@ -8,14 +9,18 @@ import torch
 from torch import Tensor, nn
 from worlds import SCHEDULE, federation, play, samples, states, steps_in, training
 
+import fedlesam as fl
 from fedlesam import algorithms
 from fedlesam.algorithms import SLOW_DECAY, Algorithm
+from fedlesam.core.flat_model import FlatModel
 from fedlesam.core.slots import AffineStep, Correction, LocalResult, RoundResult, State
+from fedlesam.federation import Federation
 from fedlesam.rules import (
     AdaptiveAscent,
     Average,
     ClientMomentum,
     ControlVariates,
+    DualBias,
     DualMean,
     Dynamic,
     DynamicRegulariser,
@@ -55,6 +60,8 @@ FEDSPEED = {"correction": SentDual(0.2), "server": DualMean(), "lr_decay": SLOW_
         (algorithms.fedmoswa(1.0, 0.0, 1.0), Algorithm(correction=MomentumVariates(0.0))),
         (algorithms.fedgf(0.2, 0.3, threshold=1e30), algorithms.fedsam(0.2)),
         (algorithms.msam(0.2, 0.0), algorithms.freesam(0.2)),
+        (algorithms.fedgmt(strength=0.0, lam=0.3), Algorithm(NoPerturbation(), DualBias(0.3), Dynamic(), SLOW_DECAY)),
+        (algorithms.fedsol(0.0, adaptive=False), algorithms.fedavg()),
         (algorithms.fedavgm(1.0, 0.0), algorithms.fedavg()),
         (algorithms.fedspeed_released(0.2, 0.3), algorithms.fedgloss(0.2, 0.0, 0.3)),
     ],
@@ -263,3 +270,72 @@ def test_any_with_any(rule: Any, correction: Correction, engine: str) -> None:
     plain = play(federation(method, local=local), SCHEDULE[:3])
     for name, value in states(plain).items():
         torch.testing.assert_close(states(fed)[name], value, atol=1e-9, rtol=0)
+
+
+class Watched(nn.Module):
+    """Counts its passes in training, and remembers what it drew."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.norm = nn.Linear(5, 3, dtype=torch.float64), nn.BatchNorm1d(3, dtype=torch.float64)
+        self.seen: list[tuple[bool, float, int]] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        drawn = torch.rand(())
+        if self.training:
+            self.seen.append((torch.is_grad_enabled(), float(drawn), int(self.norm.num_batches_tracked)))
+        z: Tensor = self.norm(self.inner(x))
+        return z
+
+
+@pytest.mark.parametrize(("method", "passes"), [("fedgmt", 2), ("fedsol", 3)])
+def test_the_teacher_leaves_no_trace(method: str, passes: int) -> None:
+    """No gradient, the same draws, the received buffers in its pass, and none of them changed by it."""
+    fed = federation(method, model=Watched(), local=training(epochs=1, batch_size=4))
+    fed.round([1])
+    before = int(fed.state.buffers["norm.num_batches_tracked"])
+    flat = FlatModel(copy.deepcopy(fed.model))
+    flat.module.seen.clear()
+    steps = sum(1 for _ in steps_in(fed, 1, flat))
+    seen = flat.module.seen
+    assert len(seen) == passes * steps
+    for k in range(steps):
+        own = seen[passes * k : passes * (k + 1)]
+        assert [grad for grad, _, _ in own] == [False] + [True] * (passes - 1)
+        assert len({drawn for _, drawn, _ in own}) == 1
+        assert [count for _, _, count in own] == [before] + [before + k] * (passes - 1)
+
+
+@pytest.mark.parametrize("method", ["fedgmt", "fedsol"])
+def test_unequal_clients_with_a_teacher_are_stacked(method: str) -> None:
+    """Batches are not filled up: the teacher's mean would be over what fills them."""
+    local = training(epochs=1, batch_size=4)
+    one, other = (play(federation(method, local=local, engine=engine)) for engine in ("plain", "stacked"))
+    torch.testing.assert_close(one.weights, other.weights, atol=1e-12, rtol=0)
+
+
+def test_outputs_that_are_no_logits_are_refused() -> None:
+    class Pairs(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(5, 3, dtype=torch.float64)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            return self.inner(x), x
+
+    task = fl.Task(
+        lambda model, batch: nn.functional.cross_entropy(model(batch[0])[0], batch[1]), outputs=lambda found: found
+    )
+    fed = Federation(Pairs(), samples(), "fedgmt", training(), task=task)
+    with pytest.raises(
+        ValueError, match=r"compares the class probabilities of two models, and the outputs of .* a tuple"
+    ):
+        fed.round([0])
+
+
+def test_a_rule_that_teaches_by_ascent_needs_the_gradient_there() -> None:
+    class Wrong(MomentumAscent):
+        teaches = "ascent"
+
+    with pytest.raises(ValueError, match='ascends what it distils, which only gradient = "current" computes'):
+        Algorithm(Wrong())

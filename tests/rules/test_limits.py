@@ -45,6 +45,7 @@ WITHOUT_RHO: dict[str, str | Algorithm] = {
     "fedasam": "fedavg",
     "fedgloss": Algorithm(correction=DynamicRegulariser(), server=ShiftedDynamic(), lr_decay=SLOW_DECAY),
     "fednsam": Algorithm(server=Nesterov()),
+    "fedsol": "fedavg",
     "fedwmsam": Algorithm(correction=WeightedMomentum()),
     "msam": "fedavg",
     "fedspeed-released": "feddyn",

@@ -32,6 +32,8 @@ COSTS = {
     "fednsam": (2, 1, 1, 1),
     "fedswa": (1, 1, 1, 1),
     "fedmoswa": (1, 2, 2, 2),
+    "fedgmt": (1, 2, 1, 2),
+    "fedsol": (2, 1, 1, 1),
     "fedwmsam": (1, 3, 2, 2),
     "msam": (1, 1, 1, 1),
     "fedavgm": (1, 1, 1, 1),

@@ -1,0 +1,69 @@
+"""A method for readers: its equations, parameters, costs and papers, all read from the code."""
+
+import inspect
+from dataclasses import dataclass
+from typing import Any
+
+from fedlesam import algorithms
+from fedlesam.algorithms import Algorithm
+from fedlesam.core.formulas import NOTATION, Equations, equations
+from fedlesam.runs import costs
+from fedlesam.runs.costs import Cost
+
+SLOTS = {"perturbation": "where to look", "correction": "how to turn", "server": "how to land"}
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What is known about a method."""
+
+    name: str
+    summary: str
+    """What its maker's docstring says."""
+    algorithm: Algorithm
+    parameters: dict[str, Any]
+    """Hyper-parameters and their defaults; None where one has to be given."""
+    equations: Equations
+    cost: Cost
+
+    @property
+    def rules(self) -> dict[str, tuple[str, str]]:
+        """For every slot the rule, and what its docstring says: its paper, and where released code differs."""
+        found = {slot: getattr(self.algorithm, slot) for slot in SLOTS}
+        return {slot: (repr(rule), inspect.getdoc(type(rule)) or "") for slot, rule in found.items()}
+
+    def text(self, latex: bool = False) -> str:
+        """All of it.
+
+        Args:
+            latex: The equations as LaTeX.
+        """
+        given = ", ".join(f"{key} {'(must be given)' if v is None else v}" for key, v in self.parameters.items())
+        cost = self.cost
+        parts = [
+            f"{self.name}: {self.summary}" if self.summary else self.name,
+            self.equations.latex() if latex else self.equations.text(),
+            f"Parameters: {given or 'none'}; the learning rate falls by {self.algorithm.lr_decay:g} a round.",
+            f"Cost: {cost.passes:g} backward passes. Vectors of the model's size: a client receives {cost.down:g}, "
+            f"sends {cost.up:g} and holds {cost.stored:g} between its rounds, the server {cost.server:g}.",
+            *(f"{SLOTS[slot]}: {rule}\n{_indented(doc)}" for slot, (rule, doc) in self.rules.items()),
+            "Symbols: " + "; ".join(f"{symbol}: {meaning}" for symbol, meaning in NOTATION.items()) + ".",
+        ]
+        return "\n\n".join(parts)
+
+
+def explain(name: str, **hyper: Any) -> Explanation:
+    """What is known about a method of the catalogue, or of one's own as `module:callable`.
+
+    Args:
+        name: The method.
+        hyper: Its hyper-parameters, where they are not the defaults.
+    """
+    algorithm = algorithms.get(name, **{**algorithms.examples(name), **hyper})
+    takes = {k: None if v is inspect.Parameter.empty else v for k, v in algorithms.hyperparameters(name).items()}
+    summary = " ".join((inspect.getdoc(algorithms.find(name)) or "").split())
+    return Explanation(name, summary, algorithm, {**takes, **hyper}, equations(algorithm), costs.measure(algorithm))
+
+
+def _indented(text: str) -> str:
+    return "\n".join(f"    {line}".rstrip() for line in text.splitlines())
