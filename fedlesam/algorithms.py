@@ -211,10 +211,12 @@ def fedmoswa(floor: float = 0.1, gamma: float = 0.2, lr_g: float = 1.5) -> Algor
 
 
 def fedgmt(beta: float = 0.95, strength: float = 1.0, tau: float = 3.0, lam: float = 0.1) -> Algorithm:
+    """Li et al., FedGMT, ICML 2025: the average of past models teaches; FedDyn's dual variables without its pull."""
     return Algorithm(TaughtDescent(beta, strength, tau), DualBias(lam), Dynamic(), SLOW_DECAY)
 
 
 def fedsol(rho: float = 1.0, adaptive: bool = True) -> Algorithm:
+    """Lee et al., FedSOL, CVPR 2024: ascend the distance to the global model's predictions, descend the loss there."""
     return Algorithm(ProximalAscent(rho, adaptive))
 
 

@@ -291,6 +291,12 @@ class TaughtDescent(NoPerturbation):
     ICML 2025. After every round a = beta * a + (1 - beta) * w, from the first model on; it is sent with w.
     """
 
+    formula = (
+        "e = 0",
+        "z_t, z_v = the outputs of a and of v for the batch",
+        "g <- clip(gradient of the loss + strength tau^2 KL(softmax(z_t / tau), softmax(z_v / tau)))",
+        "server: a <- beta a + (1 - beta) (the next w)",
+    )
     teaches = "descent"
     beta: float = param(0.95, at_least=0, at_most=1)
     strength: float = param(1.0, at_least=0)
@@ -319,6 +325,11 @@ class ProximalAscent(Ascent):
     tensor, at least 1e-12, or 1 if it is not `adaptive`.
     """
 
+    formula = (
+        "q = gradient of KL(softmax(z_w / 3), softmax(z_v / 3)), z_w and z_v the outputs of w and of v",
+        "L = abs(v - w) / max(norm(v - w), 1e-12), the norm along the first axis of each tensor; 1 without adaptive",
+        "e = rho L u(q), 0 at the first step",
+    )
     gradient = "current"
     teaches = "ascent"
     rho: float = param(1.0, at_least=0)
