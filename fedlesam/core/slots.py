@@ -260,7 +260,7 @@ class ServerRule(Rule):
 class NoPerturbation(Perturbation):
     """e = 0."""
 
-    formula = ("e = 0",)
+    formula: ClassVar[tuple[str, ...]] = ("e = 0",)
 
 
 @dataclass(frozen=True)
