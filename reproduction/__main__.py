@@ -13,11 +13,11 @@ from fedlesam.cli.show import Display, print_table
 from fedlesam.cli.sweep_display import print_failed, watch_sweep
 from fedlesam.core import disk
 from fedlesam.core.names import unknown
-from reproduction import claim, heads, plan
+from reproduction import anchor, claim, heads, plan
 from reproduction.items import ITEMS
 from reproduction.plan import find_items, parse_only
 from reproduction.reproduce import Request, available, reproduce
-from reproduction.scales import SCALES
+from reproduction.scales import SCALES, Scale
 from reproduction.studies import NAMES, Where, studies
 from reproduction.writing import markdown
 
@@ -129,6 +129,10 @@ def command(
             raise click.UsageError(f"{heads.NAME} stands alone")
         where = Heads(scale, parse_only(only).splits, seeds, Path(data_dir) if data_dir else None, lines)
         return _heads(where, out or Path("runs") / f"{heads.NAME}-{scale}", dry_run, Display(quiet))
+    if anchor.NAME in items:
+        if len(items) > 1 or only:
+            raise click.UsageError(f"{anchor.NAME} stands alone and takes no --only")
+        return _anchor(SCALES[scale], seeds or 3, data_dir, jobs, out or Path("runs") / anchor.NAME, Display(quiet))
     if set(items) & set(NAMES):
         if len(items) > 1 or only:
             raise click.UsageError(f"{items[0]}: a study of the claim stands alone and takes no --only")
@@ -154,6 +158,7 @@ def _list() -> None:
         asked = [(studies(scale)[name], Where(scale)) for scale in SCALES.values()]
         rows.append([name, asked[0][0].shows, *(_size(*claim.count(*one)) for one in asked)])
     rows.append([heads.NAME, heads.SHOWS, *(_size(*heads.count(scale)) for scale in SCALES)])
+    rows.append([anchor.NAME, anchor.SHOWS, "12 / 24", "12 / 600", "12 / 600"])
     print_table(["", "shows", *SCALES], rows)
     seeds = ", ".join(f"{scale.name} {scale.seeds}" for scale in SCALES.values())
     click.echo(
@@ -225,6 +230,13 @@ def _heads(asked: Heads, folder: Path, dry_run: bool, display: Display) -> int:
             disk.write_text(folder / f"{bench.name}.md", table)
             click.echo(table if not display.quiet else "", nl=False)
     return 0
+
+
+def _anchor(scale: Scale, seeds: int, data_dir: str | None, jobs: int, out: Path, display: Display) -> int:
+    with display.open(out):
+        table, failed = anchor.run(scale, seeds, data_dir, out, jobs, partial(watch_sweep, display))
+    click.echo(markdown(table) if not display.quiet else "", nl=False)
+    return print_failed(failed)
 
 
 if __name__ == "__main__":

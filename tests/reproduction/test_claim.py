@@ -226,3 +226,18 @@ def test_a_dry_run_trains_nothing(call: Call, tmp_path: Path, capsys: pytest.Cap
 def test_it_stands_alone(arguments: tuple[str, ...], call: Call, capsys: pytest.CaptureFixture[str]) -> None:
     assert call(*arguments)
     assert "stands alone" in capsys.readouterr().err
+
+
+def test_the_committed_tables_follow_from_the_committed_lines(tmp_path: Path) -> None:
+    """Verdicts are computed: a line that is changed, or a rule, changes the page."""
+    committed = Path(__file__).parents[2] / "docs" / "results" / "claim"
+    for name in ("claim-cifar10", "claim-regimes"):
+        claim.rebuild(studies(CPU)[name], Where(CPU), committed / f"{name}-runs.csv", tmp_path)
+        assert (tmp_path / f"{name}.md").read_text("utf-8") == (committed / f"{name}.md").read_text("utf-8"), name
+    with pytest.raises(ValueError, match="which is not in claim-cifar10"):
+        claim.rebuild(studies(CPU)["claim-cifar10"], Where(CPU), committed / "claim-regimes-runs.csv", tmp_path)
+
+
+def test_lines_of_six_digits_keep_ties(tmp_path: Path) -> None:
+    condition = digits()
+    assert claim._exact(94.4167, condition) == 100 * 6798 / 7200

@@ -10,6 +10,7 @@ import pytest
 from fedlesam.runs.stats import PairedDifferences
 from reproduction import heads, heads_run, heads_tables
 from reproduction.heads import BASES, PRIMARY, Bench, Lines, Trial, stages
+from reproduction.writing import markdown
 
 SMOKE = heads.benches("smoke")[0]
 
@@ -145,3 +146,13 @@ def test_two_processes_do_not_take_the_same_run(tmp_path: Path) -> None:
     path.write_text("999999999")
     with heads_run.claimed(path) as again:
         assert again, "a dead process has nothing"
+
+
+def test_the_committed_tables_follow_from_the_committed_lines() -> None:
+    committed = Path(__file__).parents[2] / "docs" / "results" / "features"
+    for bench in heads.benches("cpu"):
+        lines = Lines.read(bench, committed / "runs.jsonl")
+        page = committed / f"{bench.name}.md"
+        assert page.exists() == bool(lines.found), bench.name
+        if lines.found:
+            assert page.read_text("utf-8") == markdown(heads_tables.make(bench, lines)), bench.name
