@@ -41,6 +41,7 @@ from fedlesam.engines.distributed import DistributedEngine, worker_loop
 from fedlesam.engines.serial import SerialEngine
 from fedlesam.engines.settings import Execution, FailurePolicy, find_device
 from fedlesam.engines.signals import Interrupted, StopFlag
+from fedlesam.engines.stack import Stack
 from fedlesam.engines.stacked import CHANGES, NotStackable, StackedEngine, check_stackable
 from fedlesam.engines.store import Store
 from fedlesam.engines.world import WorkerLost, World, start_local
@@ -104,6 +105,7 @@ class Federation:
         failures: FailurePolicy | None = None,
         execution: Execution | None = None,
         _world: World | None = None,
+        _stack: Stack | None = None,
     ) -> None:
         self.name = algorithm if isinstance(algorithm, str) else None
         self.algorithm = algorithms.get(algorithm) if isinstance(algorithm, str) else algorithm
@@ -136,8 +138,9 @@ class Federation:
                 "compile does not go with several workers of one process: PyTorch's compiler does not survive their "
                 "fork; use one worker, or start the run with torchrun"
             )
-        if how.engine == "stacked":
-            check_stackable(self.workers)
+        stacked = how.engine == "stacked" or how.stack_runs is not None
+        if stacked:
+            check_stackable(self.workers, how.stack_runs, self.threads)
         if not (hasattr(clients, "__len__") and hasattr(clients, "__getitem__")):
             raise ValueError(f"clients must be a list, an entry for each, got {clients!r}; use list(clients)")
         if len(clients) == 0:
@@ -154,7 +157,6 @@ class Federation:
 
         check_module(model)  # a lazy one cannot even be copied
         self._model = copied(model) if how.device is None else copied(model).to(find_device(how.device))
-        stacked = how.engine == "stacked"
         self._flat = FlatModel(copy.deepcopy(self._model), how.precision, how.compile and not stacked)
         self.algorithm = self.algorithm.for_model(self._flat.tensors)
         buffers = self._flat.buffers()
@@ -165,7 +167,9 @@ class Federation:
         self.state = ServerState.initial(self.algorithm, self._flat.weights.clone(), buffers)
         self._pinned, self._begun = how.store == "pinned", False
         self.memories = self._store(how.folder, how.memory)
-        engine = functools.partial(StackedEngine, compile_step=how.compile) if stacked else SerialEngine
+        if _stack is None and how.stack_runs is not None:
+            _stack = Stack(how.stack_runs, how.compile)
+        engine = functools.partial(StackedEngine, compile_step=how.compile, stack=_stack) if stacked else SerialEngine
         self._local_engine = engine(
             model=self._flat,
             clients=clients if whole else DrawnClients(clients, seen[0], self.failures.drops, fits),
@@ -251,7 +255,7 @@ class Federation:
         try:
             outcome = engine.train(sent, [client for client in chosen if client not in silent])
             state = server_step(self.algorithm, self.state, outcome.reduction, len(self.clients))
-            seconds = time.perf_counter() - began
+            seconds = time.perf_counter() - began - outcome.waited
             due = state.round % self.evaluate_every == 0 if evaluate is None else evaluate
             tested = engine.evaluate(state.broadcast()) if due else None
             record = Record(

@@ -42,7 +42,7 @@ class HeadEngine(StackedEngine):
         super().__post_init__()
         self.step = HeadStep(self.model, self.task)
 
-    def _feed(self, members: list[Member], width: int) -> "Views":  # type: ignore[override]
+    def _feed(self, members: list[Member], width: int) -> "Views":
         return Views(members, self.local)
 
 

@@ -26,5 +26,6 @@ RANGES: dict[str, Range] = {
     "workers": {"at_least": 1, "whole": True},
     "threads": {"at_least": 1, "at_most": 1024, "whole": True},  # beyond it their own memory ends the process
     "memory": {"at_least": 0, "whole": True},
+    "stack_runs": {"at_least": 8, "at_most": 4096, "whole": True},
 }
 """Of the numbers that the library's objects and the settings of a run both have."""

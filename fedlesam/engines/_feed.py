@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fedlesam.core import seeds
 from fedlesam.core.batches import Augment, Batch, Batches, batch_indices, steps_per_epoch
+from fedlesam.core.slots import Algorithm
 from fedlesam.core.sound import augmented
 from fedlesam.core.task import Supervised, Task, is_pair
 from fedlesam.core.tree import join, leaves, tree_items, tree_map
@@ -46,8 +47,13 @@ def order_of(size: int, batch_size: int, epochs: int, rng: torch.Generator) -> T
     return orders.view(epochs * steps, batch_size)
 
 
-def can_fill_up(task: Task, data: Batches) -> bool:
-    """Whether batches of fewer samples can be filled up: the loss has a target that it ignores."""
+def can_fill_up(task: Task, algorithm: Algorithm, data: Batches) -> bool:
+    """Whether batches of fewer samples can be filled up: the loss has a target that it ignores.
+
+    A rule that teaches would average over what fills them up.
+    """
+    if algorithm.perturbation.teaches:
+        return False
     whole = isinstance(task.loss, Supervised) and task.loss.compare is F.cross_entropy and task.targets is None
     if not whole or data.tensors is None or not is_pair(data.tensors):
         return False
@@ -98,8 +104,8 @@ class Gathered:
 class Fetched:
     """Batches of clients with as many samples each, fetched and augmented client by client."""
 
-    def __init__(self, members: Sequence[Member], batch_size: int, augment: Augment | None) -> None:
-        self.members, self.augment = members, augment
+    def __init__(self, members: Sequence[Member], batch_size: int, width: int, augment: Augment | None) -> None:
+        self.members, self.width, self.augment = members, width, augment
         self.orders: list[Iterator[Tensor | slice]] = [
             batch_indices(m.size, batch_size, m.epochs, False, m.rng, m.data.home) for m in members
         ]
@@ -109,7 +115,7 @@ class Fetched:
         found = [m.data.fetch(next(o), m.mask + step + 1) for m, o in zip(self.members, self.orders, strict=True)]
         if self.augment is not None:
             found = [augmented(batch, self.augment, m.rng) for batch, m in zip(found, self.members, strict=True)]
-        return stacked(found)
+        return stacked(found + found[:1] * (self.width - len(found)))
 
 
 def stacked(batches: list[Batch]) -> Batch:

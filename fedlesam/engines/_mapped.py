@@ -11,6 +11,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from fedlesam.core import tree
 from fedlesam.core.batches import Batch
+from fedlesam.core.buffers import same_bits
 from fedlesam.core.client import look, move
 from fedlesam.core.flat_model import FlatModel
 from fedlesam.core.lesson import Lesson, logits
@@ -36,8 +37,8 @@ class MappedStep:
     traced by running it, so a rule may be any Python. Without a compiler it runs as it is, and a warning says so.
     """
 
-    def __init__(self, model: FlatModel, task: Task, compile: bool) -> None:
-        self.model, self.task, self.compile = model, task, compile
+    def __init__(self, model: FlatModel, task: Task, compile: bool, check: bool = False) -> None:
+        self.model, self.task, self.compile, self.check = model, task, compile, check
         self._programs: list[tuple[Any, Program]] = []
 
     def __call__(self, rows: Rows, batch: Batch, number: int, noise: Tensor | None) -> Tensor:
@@ -51,10 +52,32 @@ class MappedStep:
         """
         given = (batch, rows.shared["lr"].new_tensor(float(number)), *(() if noise is None else (noise,)))
         try:
-            return self._compiled(rows, given) if self.compile else self._step(rows, rows.in_steps, rows.own, *given)
+            if self.check:
+                self._check_apart(rows, given)
+                self.check = False
+            return self._made(rows, given)
         except RuntimeError as error:
             what = f"the stacked engine cannot train this model or loss ({str(error).splitlines()[0]})"
             raise NotStackable(f"{what}; use the plain engine") from error
+
+    def _made(self, rows: Rows, given: tuple[Any, ...]) -> Tensor:
+        return self._compiled(rows, given) if self.compile else self._step(rows, rows.in_steps, rows.own, *given)
+
+    def _check_apart(self, rows: Rows, given: tuple[Any, ...]) -> None:
+        """A client's bits must not depend on its place or its neighbours: the same rows in three orders."""
+        places = torch.arange(rows.width, device=rows.own["u"].device)
+        first: list[Tensor] = []
+        for order in (places, places.flip(0), places.roll(1)):
+            moved = rows.moved(order)
+            losses = self._made(moved, _moved(given, order))
+            own = leaves({name: value for name, value in moved.own.items() if name not in moved.scratch})
+            found = [t.index_select(0, order.argsort()) for t in (losses, *own)]
+            first = first or found
+            if not all(map(same_bits, first, found)):
+                raise NotStackable(
+                    "a client's last bits depend on who shares its stack, for this model and machine: runs cannot be "
+                    "stacked; leave --stack-runs away"
+                )
 
     def _compiled(self, rows: Rows, given: tuple[Any, ...]) -> Tensor:
         shared, own = rows.in_steps, {n: t for n, t in rows.own.items() if n not in rows.scratch}
@@ -121,3 +144,9 @@ class MappedStep:
             return found.loss, found.loss
         taught = logits(self.model.step_at(lesson.teacher, self.task, batch)).detach()
         return lesson.objective(found, taught), found.loss
+
+
+def _moved(given: tuple[Any, ...], order: Tensor) -> tuple[Any, ...]:
+    """The rows of a batch in another order."""
+    moved: tuple[Any, ...] = tree.tree_map(lambda t: t.index_select(0, order) if t.ndim else t, given)
+    return moved

@@ -20,6 +20,7 @@ from fedlesam.core.messages import Broadcast, Memory
 from fedlesam.core.slots import AffineStep, Algorithm, Correction, LocalResult
 from fedlesam.core.state import flatten, unflatten
 from fedlesam.core.vectors import is_number
+from fedlesam.engines._numbers import numbers_of, with_numbers, without_numbers
 
 Tree = dict[str, Any]
 """Tensors by name, in dicts of dicts."""
@@ -61,6 +62,8 @@ class Group:
     """The clients whose memories have the same names."""
 
     places: list[int]
+    rows: list[int]
+    """The places to compute, filled up where a computation has a fixed number of rows."""
     memory: Tree
     """What they kept, a row each, by slot and name."""
     state: Tree = field(default_factory=dict)
@@ -71,7 +74,8 @@ class Group:
 class Rows:
     """The rounds of several clients, a row each."""
 
-    run: Run
+    runs: Sequence[Run]
+    """The round of each client."""
     memories: Sequence[Memory]
     fixed: Fixed
     shared: Tree
@@ -93,7 +97,14 @@ class Rows:
         if count == self.width:
             return self
         own, shared = (map_tree(tree, lambda t: t[:count] if t.ndim else t) for tree in (self.own, self.shared))
-        return Rows(self.run, self.memories, self.fixed, shared, own, [])
+        return Rows(self.runs, self.memories, self.fixed, shared, own, [])
+
+    def moved(self, order: Tensor) -> "Rows":
+        """Copies of the rows in another order."""
+        own, shared = (
+            map_tree(tree, lambda t: t.index_select(0, order) if t.ndim else t) for tree in (self.own, self.shared)
+        )
+        return Rows(self.runs, self.memories, self.fixed, shared, own, [])
 
     @property
     def scratch(self) -> tuple[str, ...]:
@@ -104,16 +115,18 @@ class Rows:
     @property
     def in_steps(self) -> Tree:
         """What a step uses of `shared`."""
-        ascends = self.fixed.algorithm.perturbation.gradient != "unused"
-        return {**self.shared, "correction": {}, **({} if ascends else {"perturbation": {}})}
+        rule = self.fixed.algorithm.perturbation
+        uses = rule.gradient != "unused" or rule.teaches
+        return {**self.shared, "correction": {}, **({} if uses else {"perturbation": {}})}
 
 
 def round_of(fixed: Fixed, shared: Tree, own: Tree) -> ClientRound:
     """One client's round, from the tensors that it shares and its own row."""
     gain, pull, bias = fixed.affine
+    algorithm, local = _numbered(fixed.algorithm, fixed.local, shared)
     return ClientRound(
-        algorithm=fixed.algorithm,
-        local=fixed.local,
+        algorithm=algorithm,
+        local=local,
         lr=shared["lr"],
         anchor=shared["anchor"],
         steps=own.get("steps", 1),
@@ -132,29 +145,38 @@ def round_of(fixed: Fixed, shared: Tree, own: Tree) -> ClientRound:
     )
 
 
-def begin_rows(run: Run, memories: Sequence[Memory], masks: Sequence[int], steps: Sequence[int], width: int) -> Rows:
+def begin_rows(
+    runs: Sequence[Run],
+    memories: Sequence[Memory],
+    masks: Sequence[int],
+    steps: Sequence[int],
+    width: int,
+    apart: bool,
+) -> Rows:
     """Start the rounds of several clients.
 
     Args:
-        run: the round.
+        runs: the round of each client; without `apart` they are one.
         memories: what each client kept.
         masks: each client's seed, for rules that draw; empty for others.
         steps: that each client will take.
         width: rows to make; those beyond the clients have any content.
+        apart: give every row its own model and numbers, and compute all rows always.
     """
+    run = runs[0]
     anchor, rule = run.broadcast.weights, run.algorithm.perturbation
-    sent = {"anchor": anchor, "perturbation": run.broadcast.perturbation, "correction": run.broadcast.correction}
-    shared = map_tree(sent, lambda t: t.expand(width, *t.shape))
-    shared |= {"lr": anchor.new_tensor(run.lr), "zero": anchor.new_zeros(())}
+    shared = _apart(runs, width) if apart else _in_common(run, width)
+    method = without_numbers(run.algorithm, run.local) if apart else (run.algorithm, run.local)
     own: Tree = {"u": shared["anchor"].clone(memory_format=torch.contiguous_format), "client_state": {}}
     own["g"] = torch.zeros_like(own["u"])
-    groups = grouped(memories)
+    groups = grouped(memories, width if apart else None)
     found = []
     for group in groups:
         if masks and rule.gradient == "unused":
-            some = _settled_one_by_one(run, [memories[i] for i in group.places], [masks[i] for i in group.places])
+            each = [_settled_alone(runs[i], memories[i], masks[i]) for i in group.places]
+            some = stack_trees(each + each[:1] * (len(group.rows) - len(each)))
         else:
-            some = _settled(run, shared, group)
+            some = _settled(method, shared, group)
         group.state = some.pop("state")
         found.append(some if rule.gradient == "unused" else {**some, "client_state": group.state})
     affine = _same_numbers(found, ("gain", "pull"))
@@ -172,37 +194,53 @@ def begin_rows(run: Run, memories: Sequence[Memory], masks: Sequence[int], steps
         own["steps"] = anchor.new_tensor([float(steps[i]) if i < len(steps) else 1.0 for i in range(width)])
     if run.local.momentum:
         own["momentum"] = torch.zeros_like(own["u"])
-    fixed = Fixed(run.algorithm, run.local, AffineStep(**affine))
-    return Rows(run, memories, fixed, shared, own, groups)
+    return Rows(runs, memories, Fixed(*method, AffineStep(**affine)), shared, own, groups)
 
 
-def grouped(memories: Sequence[Memory]) -> list[Group]:
-    """The clients by the names of what they kept."""
+def _in_common(run: Run, width: int) -> Tree:
+    """What the clients of one round share: rows that are one vector in memory."""
+    sent, anchor = run.broadcast, run.broadcast.weights
+    tree = {"anchor": anchor, "perturbation": sent.perturbation, "correction": sent.correction}
+    rows = map_tree(tree, lambda t: t.expand(width, *t.shape))
+    return {**rows, "lr": anchor.new_tensor(run.lr), "zero": anchor.new_zeros(())}
+
+
+def _apart(runs: Sequence[Run], width: int) -> Tree:
+    """The same for clients of several rounds, each with its own numbers."""
+    trees = {}
+    for run in runs:
+        if id(run) not in trees:
+            sent = run.broadcast
+            tree: Tree = {"anchor": sent.weights, "perturbation": sent.perturbation, "correction": sent.correction}
+            tree["numbers"] = map_tree(numbers_of(run.algorithm, run.local), sent.weights.new_tensor)
+            trees[id(run)] = {**tree, "lr": sent.weights.new_tensor(run.lr)}
+    rows = stack_trees([trees[id(run)] for run in (*runs, *[runs[0]] * (width - len(runs)))])
+    return {**rows, "zero": runs[0].broadcast.weights.new_zeros(())}
+
+
+def grouped(memories: Sequence[Memory], width: int | None) -> list[Group]:
+    """The clients by the names of what they kept, with so many rows; None: as many as clients."""
     alike: dict[tuple[tuple[str, ...], ...], list[int]] = defaultdict(list)
     for i, memory in enumerate(memories):
         alike[tuple(memory.perturbation), tuple(memory.correction)].append(i)
-    return [
-        Group(
-            places,
-            {
-                slot: {name: torch.stack([getattr(memories[i], slot)[name] for i in places]) for name in names}
-                for slot, names in zip(("perturbation", "correction"), both, strict=True)
-            },
-        )
-        for both, places in alike.items()
-    ]
+    groups = []
+    for places in alike.values():
+        rows = places + places[:1] * (0 if width is None else width - len(places))
+        kept = [{"perturbation": memories[i].perturbation, "correction": memories[i].correction} for i in rows]
+        groups.append(Group(places, rows, stack_trees(kept)))
+    return groups
 
 
-def _settled(run: Run, shared: Tree, group: Group) -> Tree:
+def _settled(method: tuple[Algorithm, LocalTraining], shared: Tree, group: Group) -> Tree:
     """What the rules fix for the round, a row per client; gain and pull may be plain numbers."""
     numbers: Tree = {}
 
     def one(shared: Tree, memory: Tree) -> Tree:
         sent = Broadcast(0, shared["anchor"], {}, shared["perturbation"], shared["correction"])
-        state, affine, e = settle(run.algorithm, sent, Memory(**memory))
+        state, affine, e = settle(_numbered(*method, shared)[0], sent, Memory(**memory))
         return {"state": state, **_tensors({**affine._asdict(), "e": e}, numbers)}
 
-    shared = take_rows(shared, group.places)
+    shared = take_rows(shared, group.rows)
     found: Tree = vmap(one, (dims_of(shared), 0), randomness="error")(shared, group.memory)
     return {**found, **{name: value for name, value in numbers.items() if value is not None}}
 
@@ -213,14 +251,17 @@ def _tensors(values: Tree, rest: Tree) -> Tree:
     return {name: value for name, value in values.items() if isinstance(value, Tensor)}
 
 
-def _settled_one_by_one(run: Run, memories: Sequence[Memory], masks: Sequence[int]) -> Tree:
-    """The same for a rule that draws: each client from its own seed."""
-    each = []
-    for memory, mask in zip(memories, masks, strict=True):
-        seeds.reseed_torch(mask, run.broadcast.weights.device)
-        state, affine, e = settle(run.algorithm, run.broadcast, memory)
-        each.append({"state": state, **{n: t for n, t in {**affine._asdict(), "e": e}.items() if t is not None}})
-    return stack_trees(each)
+def _numbered(algorithm: Algorithm, local: LocalTraining, shared: Tree) -> tuple[Algorithm, LocalTraining]:
+    """The method of a row, whose numbers may be its own."""
+    return with_numbers(algorithm, local, shared["numbers"]) if "numbers" in shared else (algorithm, local)
+
+
+def _settled_alone(run: Run, memory: Memory, mask: int) -> Tree:
+    """The same for one client of a rule that draws, from its own seed."""
+    seeds.reseed_torch(mask, run.broadcast.weights.device)
+    state, affine, e = settle(run.algorithm, run.broadcast, memory)
+    numbers = {name: value for name, value in {**affine._asdict(), "e": e}.items() if value is not None}
+    return {"state": state, **numbers}
 
 
 def stack_trees(trees: Sequence[Tree]) -> Tree:
@@ -259,7 +300,8 @@ def _put(own: Tree, found: Tree, places: list[int], like: Tensor) -> None:
             if name not in own:
                 one = value[0] if isinstance(value, Tensor) else like.new_tensor(0.0)
                 own[name] = one.new_zeros(width, *one.shape)
-            own[name][torch.tensor(places, device=like.device)] = value
+            rows = value[: len(places)] if isinstance(value, Tensor) else value
+            own[name][torch.tensor(places, device=like.device)] = rows
 
 
 def finish_rows(rows: Rows, steps: Sequence[int]) -> list[Answer]:
@@ -271,14 +313,15 @@ def finish_rows(rows: Rows, steps: Sequence[int]) -> list[Answer]:
     """
     answers: list[Answer | None] = [None] * len(rows.memories)
     for group in rows.groups:
-        own = take_rows(rows.own, group.places)
+        own = take_rows(rows.own, group.rows)
         own = own if own["client_state"] else {**own, "client_state": group.state}
-        taken = [steps[i] for i in group.places]
+        taken = [steps[i] for i in group.rows]
         found, links = _finished(rows, own, group, taken)
         for row, i in enumerate(group.places):
             one = {name: found[source][row] for name, source in links.items() if source in found}
             one |= {name: _source(source, rows, i) for name, source in links.items() if source not in found}
-            answers[i] = _answer(one, steps[i], rows.run.algorithm.mean_lr(rows.run.lr, steps[i]))
+            run = rows.runs[i]
+            answers[i] = _answer(one, steps[i], run.algorithm.mean_lr(run.lr, steps[i]))
     return [answer for answer in answers if answer is not None]
 
 
@@ -288,7 +331,7 @@ def _finished(rows: Rows, own: Tree, group: Group, steps: list[int]) -> tuple[Tr
     That is a new one, or one that the client was given: then all clients share it.
     """
     links: dict[str, str] = {}
-    same = steps[0] if len(set(steps)) == 1 else None
+    same = steps[0] if len(set(steps)) == 1 and rows.shared["lr"].ndim == 0 else None
 
     def one(shared: Tree, own: Tree, memory: Tree, steps: Tensor) -> Tree:
         sent = Broadcast(0, shared["anchor"], {}, shared["perturbation"], shared["correction"])
@@ -305,13 +348,13 @@ def _finished(rows: Rows, own: Tree, group: Group, steps: list[int]) -> tuple[Tr
         return new
 
     taken = torch.tensor(steps, dtype=own["u"].dtype, device=own["u"].device)
-    shared = take_rows(rows.shared, group.places)
+    shared = take_rows(rows.shared, group.rows)
     return vmap(one, (dims_of(shared), 0, 0, 0))(shared, own, group.memory, taken), links
 
 
 def _source(name: str, rows: Rows, i: int) -> Tensor:
     if name == "weights":
-        return rows.run.broadcast.weights
+        return rows.runs[i].broadcast.weights
     return rows.memories[i].flatten()[name]
 
 

@@ -32,6 +32,8 @@ class Outcome:
     """The clients that failed, with the reason."""
     backward_passes: int = 0
     bytes_up: int = 0
+    waited: float = 0.0
+    """Seconds that were spent on other federations."""
 
 
 @dataclass(frozen=True)

@@ -63,6 +63,8 @@ class SerialEngine:
         self.dropped: dict[int, str] = {}
         self.training = 0
         """The client being trained, to which an error belongs."""
+        self.waited = 0.0
+        """Seconds of the round that were spent on other federations."""
 
     def train(self, broadcast: Broadcast, active: Sequence[int]) -> Outcome:
         return self.train_share(broadcast, active, active, self.stop_flag.check)
@@ -78,7 +80,7 @@ class SerialEngine:
             active: all clients of the round, over all processes.
             before_step: called before every local step; it may raise.
         """
-        self.broadcast, self.pending, self.dropped = broadcast, {}, {}
+        self.broadcast, self.pending, self.dropped, self.waited = broadcast, {}, {}, 0.0
         outcome, passes = Outcome(self.reduction(broadcast, active), self.dropped), self.model.backward_passes
         with compute_context(self.threads, self.model.device):
             for result in self.accepted(broadcast, share, outcome.reduction, before_step):
@@ -86,7 +88,7 @@ class SerialEngine:
                 client, memory = result.client, result.memory
                 self.pending[client] = self.store.prepare(broadcast.round, client, memory, broadcast.weights)
             self.store.make_room(broadcast.round, broadcast.weights, self.pending)
-        outcome.backward_passes = self.model.backward_passes - passes
+        outcome.backward_passes, outcome.waited = self.model.backward_passes - passes, self.waited
         return outcome
 
     def accepted(

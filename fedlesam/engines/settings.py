@@ -21,6 +21,8 @@ class Execution:
         threads: CPU threads of each worker. None is PyTorch's own choice, and 1 with several workers.
         engine: "plain" trains one client after the other; "stacked" trains the clients of a small model as one
             batched computation, with the same results to rounding, on one worker.
+        stack_runs: rows of a stack that clients of several federations can share, always as many; it makes the engine
+            "stacked". None stacks the clients of this federation alone.
         precision: "bf16" runs forward passes under autocast.
         compile: put the model through `torch.compile`.
         device: where to train, such as "cuda"; None is where the model is.
@@ -34,6 +36,7 @@ class Execution:
     workers: int = param(1, **RANGES["workers"])
     threads: int | None = param(None, **RANGES["threads"])
     engine: Engine = "plain"
+    stack_runs: int | None = param(None, **RANGES["stack_runs"])
     precision: Precision = "fp32"
     compile: bool = False
     device: str | None = None

@@ -12,6 +12,7 @@ from fedlesam.data import catalogue, dataset
 from fedlesam.data.dataset import DataSet
 from fedlesam.data.splits import Split, make_split
 from fedlesam.engines.settings import Execution, FailurePolicy, find_device
+from fedlesam.engines.stack import Stack
 from fedlesam.engines.world import World
 from fedlesam.federation import Federation
 from fedlesam.models.catalogue import make_model
@@ -39,7 +40,12 @@ def load_data(config: RunConfig) -> DataSet:
 
 
 def build(
-    config: RunConfig, data: DataSet | None = None, *, folder: Path | None = None, world: World | None = None
+    config: RunConfig,
+    data: DataSet | None = None,
+    *,
+    folder: Path | None = None,
+    world: World | None = None,
+    stack: Stack | None = None,
 ) -> Experiment:
     """All of a resolved config is checked here, before anything is written.
 
@@ -48,6 +54,7 @@ def build(
         data: The data set, if it is loaded already.
         folder: For the clients' memory beyond the budget; without one all of it stays in RAM.
         world: The processes that torchrun started, if it did.
+        stack: What the run shares with others of a sweep.
     """
     device = find_device(config.device)
     configs.check(config)
@@ -75,6 +82,7 @@ def build(
         failures=FailurePolicy(config.on_client_error, config.dropout, config.max_update_norm or None),
         execution=Execution(**{**_shared(config, Execution), **place}),
         _world=world,
+        _stack=stack,
     )
     return Experiment(data, split, federation)
 

@@ -1,6 +1,7 @@
 """Several methods on the same clients, batches and first model."""
 
 import dataclasses
+import functools
 import hashlib
 import os
 from collections.abc import Callable
@@ -8,6 +9,7 @@ from pathlib import Path
 
 from fedlesam import algorithms
 from fedlesam.core.names import file_name
+from fedlesam.engines.stack import Stack
 from fedlesam.federation import Record
 from fedlesam.probes.catalogue import attach, fitting
 from fedlesam.runs import config as configs
@@ -16,6 +18,7 @@ from fedlesam.runs.config import RunConfig
 from fedlesam.runs.folder import RunFolder
 from fedlesam.runs.read import Run, read_run
 from fedlesam.runs.runner import execute
+from fedlesam.runs.together import companies, train_together
 
 
 def plan(base: RunConfig, methods: list[str], seeds: int) -> list[RunConfig]:
@@ -82,7 +85,7 @@ def compare(
     overwrite: bool = False,
     watch: Callable[[RunConfig], Callable[[Record], None] | None] = lambda _: None,
 ) -> list[Run]:
-    """Do the runs that are not done yet, one after the other, and read them all.
+    """Do the runs that are not done yet, one after the other or together, and read them all.
 
     Args:
         plans: The runs, as of `prepare`.
@@ -95,6 +98,19 @@ def compare(
     for config in {config.algorithm: config for config in open_runs}.values():
         # refuses what cannot work with one method before another one has been trained
         attach(config.probe, build(config, data).federation)
-    for config in open_runs:
-        execute(config, folder_of(out, config), overwrite=overwrite, watch=watch(config), data=data)
+    wrong: list[BaseException] = []
+
+    def run(config: RunConfig, stack: Stack | None) -> None:
+        try:
+            path = folder_of(out, config)
+            execute(config, path, overwrite=overwrite, watch=watch(config), data=data, stack=stack)
+        except BaseException as error:
+            if stack is None:
+                raise
+            wrong.append(error)
+
+    for company in companies(open_runs):
+        train_together(open_runs[company[0]], [functools.partial(run, open_runs[i]) for i in company])
+        if wrong:
+            raise wrong[0]
     return [read_run(folder_of(out, config)) for config in plans]

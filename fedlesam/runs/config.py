@@ -69,6 +69,12 @@ class RunConfig:
     seed: int = option(0, RUN, "the same seed and threads give the same bits")
     precision: Precision = option("fp32", RUN, "fp32, or bf16 for forward passes under autocast")
     engine: Engine = option("plain", RUN, "plain, or stacked: clients of a small model as one computation, one worker")
+    stack_runs: int | None = option(
+        None,
+        RUN,
+        "runs of a sweep that differ in seed or numbers as one computation, of so many clients",
+        metavar="ROWS",
+    )
     compile: bool = option(False, RUN, "torch.compile the model; with --engine stacked the whole step")
     threads: int | None = option(
         None, RUN, "CPU threads per worker (default: PyTorch's choice, 1 with several workers; kept on repeats)"
@@ -278,11 +284,13 @@ def resolve(config: RunConfig) -> RunConfig:
     algorithm = algorithms.get(config.algorithm, **config.hyper)
     takes = algorithms.hyperparameters(config.algorithm)
     defaults = {name: value for name, value in takes.items() if isinstance(value, int | float | str)}
+    single = config.workers > 1 or config.stack_runs is not None
     return dataclasses.replace(
         settle_data(config),
         lr_decay=algorithm.lr_decay if config.lr_decay is None else config.lr_decay,
+        engine="stacked" if config.stack_runs is not None else config.engine,
         device=config.device if config.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu",
-        threads=config.threads if config.threads is not None else 1 if config.workers > 1 else torch.get_num_threads(),
+        threads=config.threads if config.threads is not None else 1 if single else torch.get_num_threads(),
         hyper={**defaults, **config.hyper},
     )
 

@@ -9,24 +9,27 @@ import signal
 import sys
 import threading
 import time
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from fedlesam.data.dataset import DataSet
 from fedlesam.engines.signals import Interrupted
+from fedlesam.engines.stack import Stack
 from fedlesam.federation import Record
 from fedlesam.runs import config as configs
 from fedlesam.runs import lock
 from fedlesam.runs.build import load_data
 from fedlesam.runs.config import RunConfig
 from fedlesam.runs.runner import execute
+from fedlesam.runs.together import train_together
 
 PATIENCE = 60.0
 """Seconds to wait for a run that another process holds: of a sweep that was killed, it is about to end."""
 
-Tasks = queue.SimpleQueue[tuple[RunConfig, Path] | None]
-"""Settings and folder of each run; None is the end."""
+Tasks = queue.SimpleQueue[list[tuple[RunConfig, Path]] | None]
+"""Settings and folder of each run, those in one list that are trained together; None is the end."""
 
 
 def read_tasks(connection: Connection, tasks: Tasks) -> None:
@@ -52,31 +55,38 @@ def work(tasks: Tasks, connection: Connection) -> None:
         connection: To the sweep.
     """
 
+    data: DataSet | None = None
+    loaded: tuple[object, ...] = ()
+    stopped = False
+
     def send(what: str, **more: Any) -> None:
         try:
             connection.send({"what": what, **more})
         except OSError:  # the sweep was killed: stop with a checkpoint
             raise Interrupted(signal.SIGTERM) from None
 
-    def watch(record: Record) -> None:
-        send("round", round=record.round + 1)
+    def run(number: int, config: RunConfig, folder: Path, stack: Stack | None) -> None:
+        nonlocal data, loaded, stopped
 
-    data: DataSet | None = None
-    loaded: tuple[object, ...] = ()
-    while (task := tasks.get()) is not None:
-        config, folder = task
-        wait_until_free(folder)
+        def watch(record: Record) -> None:
+            send("round", task=number, round=record.round + 1)
+
         try:
             if data is None or loaded != configs.data_settings(config):
                 data, loaded = load_data(config), configs.data_settings(config)
-            execute(config, folder, watch=watch, data=data)
+            execute(config, folder, watch=watch, data=data, stack=stack)
         except KeyboardInterrupt:
-            send("interrupted", why="was interrupted; the same command resumes it")
-            return
+            stopped = True
+            send("interrupted", task=number, why="was interrupted; the same command resumes it")
         except Exception as error:
-            send("failed", why=f"{error}" or type(error).__name__)
+            send("failed", task=number, why=f"{error}" or type(error).__name__)
         else:
-            send("finished")
+            send("finished", task=number)
+
+    while not stopped and (company := tasks.get()) is not None:
+        for _, folder in company:
+            wait_until_free(folder)
+        train_together(company[0][0], [partial(run, number, *task) for number, task in enumerate(company)])
 
 
 def wait_until_free(folder: Path) -> None:

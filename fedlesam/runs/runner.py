@@ -16,6 +16,7 @@ from fedlesam.core.saving import check_savable
 from fedlesam.data.dataset import DataSet
 from fedlesam.engines.distributed import shutdown_workers
 from fedlesam.engines.signals import handle_signals
+from fedlesam.engines.stack import Stack
 from fedlesam.engines.watch import check_lost_after
 from fedlesam.engines.world import WorkerLost, World
 from fedlesam.federation import DROPOUT, Federation, Record, count_active
@@ -83,6 +84,7 @@ def execute(
     watch: Watch | None = None,
     data: DataSet | None = None,
     world: World | None = None,
+    stack: Stack | None = None,
 ) -> dict[str, Any]:
     """Train a resolved config into a folder and return its summary; a finished folder is only read.
 
@@ -97,6 +99,7 @@ def execute(
         watch: Called with the record of every round.
         data: The data set, if it is loaded already.
         world: The processes that torchrun started, if it did.
+        stack: What the run shares with others of a sweep, which trains them in lockstep.
     """
     folder, tell = RunFolder(path), None
     with contextlib.ExitStack() as held:
@@ -116,7 +119,7 @@ def execute(
                     disk.sync_folder(path)  # that it is finished may not be lasting yet
                     folder.remove_checkpoints()
                 return _finished(folder)
-            experiment = build(config, data, folder=folder.memory, world=world)
+            experiment = build(config, data, folder=folder.memory, world=world, stack=stack)
             check_savable(experiment.federation.model)
             probes = attach(config.probe, experiment.federation)
             costs.check_fits(costs.predict(config, experiment.federation), config, path, size_of(folder.checkpoints))

@@ -21,6 +21,7 @@ from fedlesam.runs import config as configs
 from fedlesam.runs import lock
 from fedlesam.runs.config import RunConfig
 from fedlesam.runs.folder import RunFolder
+from fedlesam.runs.together import companies
 
 FORM = 1
 """Of the folder. Another one is refused, and so is one of another version of the package: its numbers may be others."""
@@ -176,17 +177,18 @@ class Job:
                 start_new_session=True,
                 env={**os.environ, "OMP_NUM_THREADS": "1"},
             )
-        self.task: Task | None = None
+        self.tasks: dict[int, Task] = {}
+        """The runs under way, by their numbers in the messages."""
 
-    def assign(self, task: Task) -> None:
-        """Give the process a run to train.
+    def assign(self, tasks: Sequence[Task]) -> None:
+        """Give the process runs to train together.
 
         Args:
-            task: A run of the sweep.
+            tasks: Runs of the sweep.
         """
-        self.task = task
+        self.tasks = dict(enumerate(tasks))
         with contextlib.suppress(OSError):  # it died: whoever receives from it will see that
-            self.connection.send((task.config, task.folder))
+            self.connection.send([(task.config, task.folder) for task in tasks])
 
     def close(self) -> int:
         """Its exit code, once it has ended: without a connection it makes a checkpoint and ends."""
@@ -231,8 +233,8 @@ class Pool:
         Args:
             tasks: The runs.
         """
-        todo = list(tasks)
-        while (todo and not self.stopped) or any(job.task for job in self.jobs):
+        todo = [[tasks[i] for i in group] for group in companies([task.config for task in tasks], self.size)]
+        while (todo and not self.stopped) or any(job.tasks for job in self.jobs):
             while todo and not self.stopped and (job := self._idle()) is not None:
                 job.assign(todo.pop(0))
             ready = wait([job.connection for job in self.jobs], timeout=0.5)
@@ -241,7 +243,7 @@ class Pool:
 
     def _idle(self) -> Job | None:
         """A process without a run; a new one while there are fewer than `size`."""
-        idle = next((job for job in self.jobs if job.task is None and job.process.poll() is None), None)
+        idle = next((job for job in self.jobs if not job.tasks and job.process.poll() is None), None)
         if idle is None and len(self.jobs) < self.size:
             idle = Job(self.log)
             self.jobs.append(idle)
@@ -250,19 +252,19 @@ class Pool:
         return idle
 
     def _receive(self, job: Job) -> Iterator[Event]:
-        task = job.task
         try:
-            message = job.connection.recv()
+            messages = [job.connection.recv()]
         except (EOFError, OSError):
             self.jobs.remove(job)
             code = job.close()
             how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-            message = {"what": "interrupted", "why": f"its process ended with {how}; see log.txt"}
-        if message["what"] != "round":
-            job.task = None
-        if message["what"] == "interrupted":  # by somebody else's signal to this process alone, or by the sweep
-            message["what"] = "failed"
-            if self.stopped:
-                return
-        if task is not None:
+            why = f"its process ended with {how}; see log.txt"
+            messages = [{"what": "interrupted", "task": number, "why": why} for number in job.tasks]
+        for message in messages:
+            number = message.pop("task")
+            task = job.tasks[number] if message["what"] == "round" else job.tasks.pop(number)
+            if message["what"] == "interrupted":  # by somebody else's signal to this process alone, or by the sweep
+                message["what"] = "failed"
+                if self.stopped:
+                    continue
             yield Event(task, **message)

@@ -14,8 +14,8 @@ from worlds import federate
 import fedlesam as fl
 from fedlesam.algorithms import CATALOGUE, example
 from fedlesam.core.batches import batch_indices
+from fedlesam.engines import stacked as stacked_engine
 from fedlesam.engines._feed import order_of
-from fedlesam.engines.stacked import StackedEngine
 from fedlesam.federation import Federation
 
 
@@ -80,10 +80,13 @@ def test_the_same_as_the_plain_engine(method: str, local: dict[str, Any]) -> Non
 def test_clients_were_really_stacked(loss: Any, stacks: list[list[int]], monkeypatch: pytest.MonkeyPatch) -> None:
     """Of all sizes where the loss can ignore what fills a batch up; else those of one size, and one alone is plain."""
     found: list[list[int]] = []
-    together = StackedEngine.together
-    monkeypatch.setattr(
-        StackedEngine, "together", lambda self, *a: found.append([m.client for m in a[1]]) or together(self, *a)
-    )
+    train = stacked_engine.train_stack
+
+    def spy(step: Any, entries: Any, *more: Any) -> Any:
+        found.append([entry.member.client for entry in entries])
+        return train(step, entries, *more)
+
+    monkeypatch.setattr(stacked_engine, "train_stack", spy)
     settings = fl.LocalTraining(epochs=1, batch_size=5, loss=loss)
     federate(model(), clients(), "fedavg", settings, engine="stacked").round()
     assert found == stacks

@@ -58,6 +58,7 @@ OTHER: dict[str, Any] = {
     "seed": 11,
     "precision": "bf16",
     "engine": "stacked",
+    "stack_runs": 32,
     "compile": True,
     "threads": 2,
     "workers": 3,
@@ -128,7 +129,8 @@ def test_resolve_settles_everything() -> None:
     assert config.lr_decay == 0.9995
     assert config.threads == torch.get_num_threads()
     assert config.hyper == {"lam": 0.1, "lr_g": 1.0}
-    assert [name for name in OPTIONS if getattr(config, name) is None] == ["data_dir", "samples", "held_out", "probe"]
+    unset = [name for name in OPTIONS if getattr(config, name) is None]
+    assert unset == ["data_dir", "samples", "held_out", "stack_runs", "probe"]
     assert resolve(RunConfig(algorithm="fedsam")).lr_decay == 0.998
     assert resolve(RunConfig(lr_decay=0.5)).lr_decay == 0.5
     assert resolve(RunConfig(threads=3)).threads == 3
@@ -379,6 +381,7 @@ def test_build_passes_every_setting_on() -> None:
                 "model": "mlp:hidden=3",
                 "compile": False,
                 "engine": "plain",
+                "stack_runs": None,
             }
         )
     )

@@ -1,0 +1,168 @@
+"""The local training of one stack of clients, from what they start with to their results."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedlesam.core.batches import Batch
+from fedlesam.core.buffers import same_bits
+from fedlesam.core.flat_model import FlatModel
+from fedlesam.core.local import LocalTraining
+from fedlesam.core.messages import ClientResult, Memory
+from fedlesam.core.slots import Algorithm
+from fedlesam.core.state import flatten
+from fedlesam.core.task import Task
+from fedlesam.core.vectors import rows_of
+from fedlesam.engines._feed import Fetched, Gathered, Member, can_fill_up, draw_noise
+from fedlesam.engines._mapped import MappedStep, NotStackable
+from fedlesam.engines._rows import Rows, Run, Tree, begin_rows, finish_rows, map_tree
+
+Feed = Callable[[int, int], Batch]
+"""Gives the batches of a step for the first rows; steps are asked for in their order."""
+
+CHANGES = "the stacked engine cannot train models that change buffers such as BatchNorm's; use the plain engine ({})"
+
+
+@dataclass
+class Entry:
+    """A client of a stack, with its federation's round and what it kept."""
+
+    member: Member
+    run: Run
+    memory: Memory
+
+    @property
+    def steps(self) -> int:
+        """The local steps of its round."""
+        return self.member.steps(self.run.local.batch_size)
+
+
+def train_stack(
+    step: MappedStep,
+    entries: Sequence[Entry],
+    feed: Feed,
+    width: int,
+    apart: bool,
+    before_step: Callable[[], None],
+) -> list[ClientResult | None]:
+    """Train clients together; None for one whose numbers are not finite.
+
+    Args:
+        step: the step of their method.
+        entries: the clients, those with more steps first; without `apart` they are of one federation.
+        feed: their batches.
+        width: rows of the computation.
+        apart: every row has its own model and numbers, so that it does not matter who shares the stack.
+        before_step: called before every local step; it may raise.
+    """
+    members, steps = [entry.member for entry in entries], [entry.steps for entry in entries]
+    run, whole = entries[0].run, apart or step.compile
+    rule = run.algorithm.perturbation
+    masks = [member.mask for member in members] if rule.draws else []
+    runs, memories = [entry.run for entry in entries], [entry.memory for entry in entries]
+    rows = begin_rows(runs, memories, masks, steps, width, apart)
+    noise = torch.zeros_like(rows.own["u"]) if rule.draws and rule.gradient != "unused" else None
+    ends, losses = Ends(steps), []
+    held = _load(step.model, run)
+    for number in range(steps[0]):
+        before_step()
+        count = width if whole else ends.running(number)
+        if noise is not None:
+            draw_noise(noise[:count], members, number)
+        batch = feed(number, count)
+        part = rows.first(count)
+        losses.append(step(part, batch, number, noise if noise is None else noise[:count]))
+        if part is rows:
+            ends.keep(rows, number)
+    ends.restore(rows)
+    _check_buffers(step.model, run, held)
+    return _results(entries, rows, steps, losses)
+
+
+def feed_of(
+    task: Task, algorithm: Algorithm, local: LocalTraining, members: Sequence[Member], width: int, whole: bool
+) -> Feed:
+    """The batches of a stack.
+
+    Args:
+        task: what they train.
+        algorithm: the method of one of them.
+        local: how they train.
+        members: the clients.
+        width: rows of a batch.
+        whole: whether all batches have the same size, if they can.
+    """
+    if any(member.data.tensors is None for member in members) or local.augment is not None:
+        return Fetched(members, local.batch_size, width, local.augment)
+    ragged = len({(member.size, member.epochs) for member in members}) > 1
+    fill = ragged or (whole and can_fill_up(task, algorithm, members[0].data))
+    return Gathered(members, local.batch_size, width, fill)
+
+
+def _load(model: FlatModel, run: Run) -> dict[str, Tensor]:
+    model.load_buffers(run.broadcast.buffers)
+    model.module.train()
+    return model.state.tensors()
+
+
+def _check_buffers(model: FlatModel, run: Run, held: dict[str, Tensor]) -> None:
+    """One module stands for all clients of a stack, so they cannot differ in what it keeps."""
+    replaced = model.state.replaced(held)
+    if replaced:
+        raise NotStackable(CHANGES.format(", ".join(replaced)))
+    model.state.check()
+    for name, tensor in model.buffers().items():
+        if not same_bits(tensor, run.broadcast.buffers[name]):
+            raise NotStackable(CHANGES.format(name))
+
+
+def _results(entries: Sequence[Entry], rows: Rows, steps: list[int], losses: list[Tensor]) -> list[ClientResult | None]:
+    longest = torch.nn.utils.rnn.pad_sequence(losses).tolist()
+    answers = finish_rows(rows, steps)
+    finite = rows_of([answer.result.update for answer in answers]).isfinite().all(1).tolist()
+    results: list[ClientResult | None] = []
+    for i, (entry, answer) in enumerate(zip(entries, answers, strict=True)):
+        own, member = longest[i][: steps[i]], entry.member
+        if not (finite[i] and all(map(math.isfinite, own))):
+            results.append(None)
+            continue
+        slots = answer.perturbation, answer.correction, entry.run.broadcast.buffers, answer.memory
+        results.append(ClientResult(member.client, member.size, answer.result, sum(own) / len(own), *slots))
+    return results
+
+
+class Ends:
+    """Keeps the rows of clients that have made their last step while others go on.
+
+    Args:
+        steps: of each client, the most first.
+    """
+
+    def __init__(self, steps: Sequence[int]) -> None:
+        self.steps = steps
+        self.kept: list[tuple[slice, Tree]] = []
+
+    def running(self, number: int) -> int:
+        """The clients that make this step."""
+        return sum(steps > number for steps in self.steps)
+
+    def keep(self, rows: Rows, number: int) -> None:
+        """After a step: copy the rows for which it was the last, if there will be more."""
+        before, after = self.running(number), self.running(number + 1)
+        if after and before > after:
+            place = slice(after, before)
+            self.kept.append((place, map_tree(_changing(rows), lambda t: t[place].clone())))
+
+    def restore(self, rows: Rows) -> None:
+        """Put all that was kept back into its place."""
+        for place, tree in self.kept:
+            for name, kept in flatten(**tree).items():
+                flatten(**_changing(rows))[name][place] = kept
+
+
+def _changing(rows: Rows) -> Tree:
+    """What a client's result is made of."""
+    return {name: rows.own[name] for name in ("v" if "v" in rows.own else "u", "client_state")}

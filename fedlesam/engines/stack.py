@@ -1,0 +1,163 @@
+"""A stack of fixed width that several federations share: the runs of a sweep as one computation.
+
+Every row has its own model, data and numbers, and every computation the same shapes. So a client's result does not
+depend on who shares the stack, bit for bit. That is a property of the kernels, and it is checked for every step.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from weakref import WeakSet
+
+from fedlesam.core.computing import compute_context
+from fedlesam.core.flat_model import FlatModel
+from fedlesam.core.messages import ClientResult
+from fedlesam.core.task import Task
+from fedlesam.engines._mapped import MappedStep, NotStackable
+from fedlesam.engines._numbers import without_numbers
+from fedlesam.engines._rows import Run
+from fedlesam.engines._stack import Entry, feed_of, train_stack
+from fedlesam.engines.base import is_client_error
+from fedlesam.engines.lockstep import Lockstep
+from fedlesam.engines.signals import StopFlag
+
+
+@dataclass
+class Request:
+    """What a federation wants trained."""
+
+    model: FlatModel
+    task: Task
+    run: Run
+    entries: list[Entry]
+    kinds: list[tuple[object, ...]]
+    """Of each entry: those of one kind can be in one stack."""
+    before_step: Callable[[], None]
+
+
+@dataclass
+class Trained:
+    """What the stack gives back."""
+
+    results: list[ClientResult]
+    """Of the clients whose numbers are finite."""
+    waited: float
+    """Seconds that were spent on other federations."""
+
+
+@dataclass
+class _Method:
+    """The clients that share computations: everything but numbers, weights and data is the same."""
+
+    key: Any
+    step: MappedStep
+    waiting: list[tuple[int, Entry]] = field(default_factory=list)
+    """The clients to train now, with the number of their request."""
+
+
+class Stack:
+    """Trains the clients of federations that meet here.
+
+    Args:
+        width: rows of a computation.
+        compile: whether steps are compiled.
+    """
+
+    def __init__(self, width: int, compile: bool) -> None:
+        self.width, self.compile = width, compile
+        self.flags: WeakSet[StopFlag] = WeakSet()
+        self._methods: list[_Method] = []
+        self._meeting: Lockstep[Request, Trained] = Lockstep(self._train)
+
+    def run(self, functions: Sequence[Callable[[], None]]) -> None:
+        """Run functions whose federations use this stack, in lockstep.
+
+        Args:
+            functions: called in threads of their own, one at a time; they handle what they raise.
+        """
+        self._meeting.run(functions)
+
+    def stop(self, signum: int) -> None:
+        """All federations drop the round under way.
+
+        Args:
+            signum: the signal that asks for it.
+        """
+        for flag in list(self.flags):
+            flag.request(signum)
+
+    def train(self, request: Request) -> Trained:
+        """Train clients, together with those of the other federations.
+
+        Args:
+            request: the clients.
+        """
+        began = time.perf_counter()
+        found = self._meeting.ask(request)
+        return Trained(found.results, max(0.0, time.perf_counter() - began + found.waited))
+
+    def _train(self, requests: list[Request]) -> list[Trained | BaseException]:
+        """`waited` is less than nothing here: minus the seconds that count as the federation's own."""
+        answers: list[Trained | BaseException] = [Trained([], 0.0) for _ in requests]
+        for number, request in enumerate(requests):
+            for entry, kind in zip(request.entries, request.kinds, strict=True):
+                self._method(request, kind).waiting.append((number, entry))
+
+        def before_step() -> None:
+            for request in requests:
+                request.before_step()
+
+        try:
+            for method in self._methods:
+                waiting = sorted(method.waiting, key=lambda pair: -pair[1].steps)
+                for start in range(0, len(waiting), self.width):
+                    self._train_some(method, waiting[start : start + self.width], answers, before_step)
+        finally:
+            for method in self._methods:
+                method.waiting = []
+        return answers
+
+    def _train_some(
+        self,
+        method: _Method,
+        some: list[tuple[int, Entry]],
+        answers: list[Trained | BaseException],
+        before_step: Callable[[], None],
+    ) -> None:
+        began, entries = time.perf_counter(), [entry for _, entry in some]
+        try:
+            with compute_context(1, method.step.model.device):
+                step, members = method.step, [entry.member for entry in entries]
+                feed = feed_of(step.task, *entries[0].run[:2], members, self.width, True)
+                results = train_stack(step, entries, feed, self.width, True, before_step)
+        except NotStackable as error:
+            for number in {number for number, _ in some}:
+                answers[number] = error
+            return
+        except Exception as error:
+            if not is_client_error(error):
+                raise
+            return  # the plain loop says why
+        each = (time.perf_counter() - began) / sum(entry.steps for entry in entries)
+        for (number, entry), result in zip(some, results, strict=True):
+            answer = answers[number]
+            if isinstance(answer, Trained):
+                answer.waited -= each * entry.steps
+                answer.results += [result] if result is not None else []
+
+    def _method(self, request: Request, kind: tuple[object, ...]) -> _Method:
+        model, run = request.model, request.run
+        own = bool(model.state.tensors()) or any(not p.requires_grad for p in model.module.parameters())
+        key = (
+            (without_numbers(run.algorithm, run.local), request.task),
+            (tuple(run.broadcast.perturbation), tuple(run.broadcast.correction)),
+            (str(model.module), model.names, model.shapes, model.weights.dtype, model.device, model.bf16),
+            id(model) if own else None,  # what is no weight may differ from run to run
+            kind,
+        )
+        found = next((method for method in self._methods if method.key == key), None)
+        if found is None:
+            found = _Method(key, MappedStep(model, request.task, self.compile, check=True))
+            self._methods.append(found)
+        return found

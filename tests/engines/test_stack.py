@@ -1,0 +1,143 @@
+"""Federations that share a stack: each as if it were alone, bit for bit, and as the plain engine to rounding."""
+
+from collections.abc import Iterable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import fedlesam as fl
+from fedlesam.algorithms import CATALOGUE
+from fedlesam.core.record import Record
+from fedlesam.engines import _mapped
+from fedlesam.engines.stack import Stack
+from fedlesam.engines.stacked import NotStackable
+
+ROWS, ROUNDS = 16, 3
+CORRECTED = {"momentum": 0.5, "clip": 0.3, "clip_scope": "corrected"}
+
+
+def clients(seed: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Of other sizes in every run."""
+    draw = torch.Generator().manual_seed(seed)
+    sizes = (12, 12, 9, 5, (7 + seed) % 11 + 1)
+    return [(torch.randn(n, 6, generator=draw), torch.randint(0, 3, (n,), generator=draw)) for n in sizes]
+
+
+def federation(method: str, seed: int, stack: Stack | None, plain: bool = False, **local: Any) -> fl.Federation:
+    """A run with its own data, model, learning rate, weight decay and hyper-parameters."""
+    torch.manual_seed(seed)
+    net = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+    takes = fl.algorithms.hyperparameters(method)
+    given = {"rho": 0.05 + 0.01 * seed, "lam": 0.1 + 0.02 * seed, "alpha": 0.1 + 0.1 * seed, "threshold": 0.2}
+    algorithm = fl.algorithms.get(method, **{name: value for name, value in given.items() if name in takes})
+    settings = fl.LocalTraining(lr=0.1 + 0.05 * seed, batch_size=5, epochs=2, weight_decay=1e-3 * (seed + 1), **local)
+    how = fl.Execution(threads=1, stack_runs=None if plain else ROWS)
+    return fl.Federation(net, clients(seed), algorithm, settings, active=3, seed=seed, execution=how, _stack=stack)
+
+
+def facts(record: Record) -> tuple[Any, ...]:
+    return record.active, record.train_loss, record.divergence, record.backward_passes, record.bytes_up, record.dropped
+
+
+def together(method: str, seeds: Iterable[int], **local: Any) -> dict[int, tuple[torch.Tensor, list[Any]]]:
+    """The weights and records of runs that share a stack."""
+    stack, found = Stack(ROWS, compile=False), {}
+
+    def one(seed: int) -> None:
+        fed = federation(method, seed, stack, **local)
+        records = [facts(fed.round()) for _ in range(ROUNDS + seed % 2)]  # some are longer
+        found[seed] = fed.weights, records
+
+    stack.run([partial(one, seed) for seed in seeds])
+    return found
+
+
+@pytest.mark.parametrize(
+    ("method", "local"),
+    [(m, {}) for m in CATALOGUE] + [(m, CORRECTED) for m in ("fedavg", "fedlesam-s", "fedsmoo", "mofedsam")],
+)
+def test_a_run_has_its_own_bits_whoever_shares_the_stack(method: str, local: dict[str, Any]) -> None:
+    few, many = (together(method, seeds, **local) for seeds in ([3], [4, 3, 2, 1, 0, 6, 7]))
+    assert set(many) == {4, 3, 2, 1, 0, 6, 7}
+    assert torch.equal(many[3][0], few[3][0])
+    assert many[3][1] == few[3][1]
+    plain = federation(method, 3, None, plain=True, **local)
+    for _, loss, divergence, *counted in many[3][1]:
+        record = plain.round()
+        assert facts(record)[3:] == tuple(counted)
+        assert record.train_loss == pytest.approx(loss, abs=1e-5)
+        assert record.divergence == pytest.approx(divergence, rel=1e-2, abs=1e-6)
+    torch.testing.assert_close(many[3][0], plain.weights, rtol=0, atol=3e-6)
+
+
+def test_they_were_really_one_computation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Five runs of three clients fill one stack of 16 rows: as many steps as the longest client has."""
+    steps: list[int] = []
+    made = _mapped.MappedStep._step
+    monkeypatch.setattr(
+        _mapped.MappedStep, "_step", lambda self, rows, *a: steps.append(rows.width) or made(self, rows, *a)
+    )
+    together("fedsam", range(5))
+    checks, rounds, longest = 3, ROUNDS + 1, 6
+    assert len(steps) <= checks + rounds * longest
+    assert set(steps) == {ROWS}
+
+
+def test_a_client_that_diverges_leaves_the_others_their_bits() -> None:
+    def run(seeds: Iterable[int], huge: bool) -> dict[int, torch.Tensor]:
+        stack, found = Stack(ROWS, compile=False), {}
+
+        def one(seed: int) -> None:
+            fed = federation("fedavg", seed, stack, clip=None)
+            if huge and seed == 2:
+                fed.clients[0][0].fill_(torch.inf)
+                fed.clients[1][0].fill_(torch.inf)
+            record = [fed.round([0, 1, 2]) for _ in range(3)][-1]
+            found[seed] = fed.weights
+            if huge and seed == 2:
+                assert record.dropped is not None
+                assert set(record.dropped) == {0, 1}
+
+        stack.run([partial(one, seed) for seed in seeds])
+        return found
+
+    good, bad = run([0, 2, 3], huge=False), run([0, 2, 3], huge=True)
+    assert set(bad) == {0, 2, 3}
+    assert all(torch.equal(good[seed], bad[seed]) for seed in (0, 3))
+
+
+def test_what_does_not_keep_rows_apart_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here the step itself is made to depend on a row's place."""
+    made = _mapped.MappedStep._step
+
+    def leaky(self: Any, rows: Any, shared: Any, own: Any, *batch: Any) -> torch.Tensor:
+        losses: torch.Tensor = made(self, rows, shared, own, *batch)
+        own["u"].mul_(1 + 1e-6 * torch.arange(len(own["u"]))[:, None])
+        return losses
+
+    monkeypatch.setattr(_mapped.MappedStep, "_step", leaky)
+    with pytest.raises(NotStackable, match="depend on who shares its stack"):
+        federation("fedavg", 0, None).round()
+
+
+def test_several_threads_are_refused() -> None:
+    torch.manual_seed(0)
+    with pytest.raises(ValueError, match="stack_runs goes with one thread, got 2"):
+        fl.Federation(nn.Linear(6, 3), clients(0), execution=fl.Execution(threads=2, stack_runs=ROWS))
+
+
+def test_other_methods_and_models_do_not_mix() -> None:
+    """They may meet at one stack; each has stacks of its own."""
+    stack, found = Stack(ROWS, compile=False), {}
+
+    def one(method: str) -> None:
+        fed = federation(method, 1, stack)
+        for _ in range(ROUNDS + 1):
+            fed.round()
+        found[method] = fed.weights
+
+    stack.run([partial(one, method) for method in ("fedavg", "fedlesam-s")])
+    assert all(torch.equal(found[method], together(method, [1])[1][0]) for method in found)
