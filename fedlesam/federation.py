@@ -149,6 +149,7 @@ class Federation:
         seen = clients if whole else {0: clients[0]}
         check_samples(seen, test, drop=self.failures.drops)
         self.clients, self.local, self.seed = clients, local or LocalTraining(), seed
+        self.local.check(self.algorithm)
         self.task = self.local.task(task)
         self.active, self.weighting = count_active(active, len(clients)), weighting
         self.evaluate_every = evaluate_every
@@ -250,7 +251,7 @@ class Federation:
         `evaluate` says whether the new model is evaluated; None leaves it to `evaluate_every`.
         """
         chosen = self.draw_active(self.state.round) if active is None else self._check_active(active)
-        silent = self.draw_silent(self.state.round, chosen)
+        silent, lr = self.draw_silent(self.state.round, chosen), self.local.lr_at(self.state.round, self.algorithm)
         engine, sent, began = self._start(), self.state.sent(self.algorithm), time.perf_counter()
         try:
             outcome = engine.train(sent, [client for client in chosen if client not in silent])
@@ -265,7 +266,7 @@ class Federation:
                 test_loss=tested.loss if tested else None,
                 test_accuracy=tested.accuracy if tested else None,
                 metrics=tested.metrics if tested else {},
-                lr=self.local.lr_at(sent.round, self.algorithm),
+                lr=lr,
                 seconds=seconds,
                 backward_passes=outcome.backward_passes,
                 bytes_down=sent.nbytes * len(chosen),
@@ -289,7 +290,7 @@ class Federation:
     def run(self, rounds: int) -> Iterator[Record]:
         """Train `rounds` more rounds, a record each; the model of the last one is always evaluated."""
         check_count("run", "rounds", rounds)
-        self.local.check_decay(self.algorithm, self.state.round + rounds)
+        self.local.check(self.algorithm, self.state.round + rounds)
         for left in reversed(range(rounds)):
             yield self.round(evaluate=None if left else True)
 

@@ -1,5 +1,6 @@
 """The batches of one client in one round, drawn for whole batches at a time."""
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol, runtime_checkable
 
@@ -128,20 +129,25 @@ def steps_per_epoch(size: int, batch_size: int, join_last: bool) -> int:
 
 
 def batch_indices(
-    size: int, batch_size: int, epochs: int, join_last: bool, rng: torch.Generator, device: torch.device | None = None
+    size: int,
+    batch_size: int,
+    epochs: int | None,
+    join_last: bool,
+    rng: torch.Generator,
+    device: torch.device | None = None,
 ) -> Iterator[Tensor | slice]:
     """The places of the samples of each batch. An epoch visits each sample once, in a new order.
 
     Args:
         size: The number of samples.
         batch_size: Samples of a batch.
-        epochs: How often each sample is visited.
+        epochs: How often each sample is visited; None never ends.
         join_last: A last batch of one sample joins the one before, as BatchNorm needs.
         rng: Draws the orders. A batch of all samples draws nothing and keeps their order.
         device: Where the places go, in one copy an epoch; None leaves them on the CPU.
     """
     steps = steps_per_epoch(size, batch_size, join_last)
-    for _ in range(epochs):
+    for _ in itertools.count() if epochs is None else range(epochs):
         if steps == 1:
             yield slice(None)
             continue

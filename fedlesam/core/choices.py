@@ -9,6 +9,8 @@ from fedlesam.core.checks import Range
 
 ClipScope = Literal["loss", "corrected"]
 """What is clipped: the loss gradient, or the gradient with its correction."""
+Optimizer = Literal["sgd", "adamw"]
+"""How a client steps along its gradients."""
 Weighting = Literal["clients", "examples"]
 """How the server weights its clients."""
 OnError = Literal["drop", "stop"]

@@ -8,6 +8,7 @@ client after the other (`local_update`); the stacked engine maps them over many 
 import math
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Protocol, cast
 
 import torch
@@ -23,7 +24,7 @@ from fedlesam.core.messages import Broadcast, ClientResult, Memory
 from fedlesam.core.slots import AffineStep, Algorithm, LocalResult, State, Step
 from fedlesam.core.sound import augmented, check_finite
 from fedlesam.core.task import Task
-from fedlesam.core.vectors import add_scaled_, clip_coefficient, is_number
+from fedlesam.core.vectors import adamw_, add_scaled_, clip_coefficient, is_number
 
 
 class Gradient(Protocol):
@@ -67,6 +68,9 @@ class ClientRound:
     first: Tensor | None
     """The gradient at v, for a rule that mixes it in."""
     momentum: Tensor | None
+    """Also AdamW's first moment."""
+    second: Tensor | None
+    """AdamW's second moment."""
     e: Tensor | None
     """The perturbation: of the round, or of the last step."""
     mapped: bool = False
@@ -113,6 +117,7 @@ def begin(
     """
     algorithm = algorithm.at(broadcast.round)
     rule, anchor, ascends = algorithm.perturbation, broadcast.weights, algorithm.perturbation.gradient != "unused"
+    adamw = local.optimizer == "adamw"
     client_state, affine, e = settle(algorithm, broadcast, memory)
     u.copy_(anchor)
     if e is not None:
@@ -132,7 +137,8 @@ def begin(
         g=vector("g").zero_(),
         ascent=vector("ascent").zero_() if ascends else None,
         first=vector("first") if not is_number(rule.mix, 1) else None,
-        momentum=vector("momentum").zero_() if local.momentum else None,
+        momentum=vector("momentum").zero_() if local.momentum or adamw else None,
+        second=vector("second").zero_() if adamw else None,
         e=e,
     )
 
@@ -158,7 +164,10 @@ def look(r: ClientRound, gradient: Gradient, number: int | Tensor, noise: Tensor
 
 
 def move(r: ClientRound, number: int | Tensor) -> None:
-    """v = v - lr * (gain * clip(g) + pull * v + bias + weight_decay * v), or with clip(gain * g + bias)."""
+    """v = v - lr * (gain * clip(g) + pull * v + bias + weight_decay * v), or with clip(gain * g + bias).
+
+    AdamW takes gain * clip(g) + pull * v + bias for the gradient, and weight decay beside it.
+    """
     (gain, pull, bias), local, g = r.affine, r.local, r.g
     lr = r.algorithm.lr_of(r.lr, number, r.steps)
     rate = pull + local.weight_decay
@@ -175,7 +184,17 @@ def move(r: ClientRound, number: int | Tensor) -> None:
     if isinstance(gain, Tensor):
         g.mul_(gain)
         gain = 1.0
-    if r.momentum is not None:
+    if r.momentum is not None and r.second is not None:
+        if not is_number(gain, 1):
+            g.mul_(gain)
+        if not is_number(pull, 0):
+            add_scaled_(add_scaled_(g, r.v, pull), r.centre, -pull)
+        if bias is not None:
+            g.add_(bias)
+        if local.weight_decay:
+            pull_(r, lr * local.weight_decay)
+        adamw_(r.v, g, r.momentum, r.second, lr, number)
+    elif r.momentum is not None:
         add_scaled_(r.momentum.mul_(local.momentum), g, gain)
         add_scaled_(add_scaled_(r.momentum, r.v, rate), r.centre, -rate)
         if bias is not None:
@@ -285,8 +304,8 @@ def local_update(
     mask_seed = seeds.derive(seed, "step", broadcast.round, client)
     seeds.reseed_torch(mask_seed, model.device)
     memory = memory.to(model.device)
-    epochs = local.epochs_of(seed, broadcast.round, client)
-    steps = epochs * steps_per_epoch(size_of(data), local.batch_size, model.batch_norm)
+    per_epoch = steps_per_epoch(size_of(data), local.batch_size, model.batch_norm)
+    steps = local.steps_of(seed, broadcast.round, client, per_epoch)
     r = begin(algorithm, local, broadcast, memory, steps, model.weights, model.scratch)
     model.load_buffers(broadcast.buffers)
     model.module.train()
@@ -298,7 +317,8 @@ def local_update(
     losses: list[Tensor] = []
     taken: list[Tensor | slice] = []
     view, gradient = LocalStep(model, r, r.anchor.new_zeros(())), BatchGradient(model, task, broadcast.buffers)
-    for indices in batch_indices(len(batches), local.batch_size, epochs, model.batch_norm, rng, batches.home):
+    orders = batch_indices(len(batches), local.batch_size, None, model.batch_norm, rng, batches.home)
+    for indices in islice(orders, steps):
         mask_seed += 1
         taken.append(indices)
         batch = batches.fetch(indices, mask_seed)

@@ -218,6 +218,9 @@ class Correction(Rule):
     Override `prepare`, and the rest as far as the rule has memory.
     """
 
+    any_optimizer: ClassVar[bool] = False
+    """The rule does not take an update for a sum of SGD steps (dividing it by steps * lr): AdamW may make them."""
+
     def prepare(self, anchor: Tensor, client_state: State, server_state: State) -> AffineStep:
         """gain, pull and bias of the round."""
         return AffineStep()
@@ -268,6 +271,7 @@ class NoCorrection(Correction):
     """The plain gradient."""
 
     formula = ("direction = g",)
+    any_optimizer = True
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,9 @@ ASCENT_EPS = 1e-7
 CLIP_EPS = 1e-6
 """As in `torch.nn.utils.clip_grad_norm_`, which every published implementation of these methods clips with."""
 
+BETAS, ADAM_EPS = (0.9, 0.999), 1e-8
+"""The defaults of torch.optim.AdamW."""
+
 
 def ascent_(direction: Tensor, rho: float) -> Tensor:
     """Scale `direction` in place to norm rho: rho * q / (norm(q) + 1e-7)."""
@@ -26,6 +29,14 @@ def clip_coefficient(gradient: Tensor, max_norm: float) -> Tensor:
 def add_scaled_(x: Tensor, y: Tensor, scale: float | Tensor) -> Tensor:
     """x + scale * y, in place; a scale that is a number costs no temporary."""
     return x.add_(y * scale) if isinstance(scale, Tensor) else x.add_(y, alpha=scale)
+
+
+def adamw_(v: Tensor, g: Tensor, mean: Tensor, square: Tensor, lr: float | Tensor, number: int | Tensor) -> None:
+    """Step number `number`, from 0, of torch.optim.AdamW with its defaults, but for weight decay; g is overwritten."""
+    mean.mul_(BETAS[0]).add_(g, alpha=1 - BETAS[0])
+    square.mul_(BETAS[1]).add_(g.square_(), alpha=1 - BETAS[1])
+    first, second = (1 - beta ** (number + 1) for beta in BETAS)
+    add_scaled_(v, mean / (square.sqrt().div_(second**0.5).add_(ADAM_EPS)), -lr / first)
 
 
 def is_number(value: float | Tensor, number: float) -> bool:

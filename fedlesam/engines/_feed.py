@@ -26,25 +26,24 @@ class Member:
     client: int
     data: Batches
     size: int
-    epochs: int
+    steps: int
+    """Its local steps of the round."""
     rng: torch.Generator
     """Draws the order of its samples, and the augmentation."""
     mask: int = 0
     """Its seed of the round, for rules and samples that draw."""
 
-    def steps(self, batch_size: int) -> int:
-        """The local steps of the round."""
-        return self.epochs * steps_per_epoch(self.size, batch_size, join_last=False)
 
-
-def order_of(size: int, batch_size: int, epochs: int, rng: torch.Generator) -> Tensor:
+def order_of(size: int, batch_size: int, steps: int, rng: torch.Generator) -> Tensor:
     """The places of the samples of each batch, a row per step, as `batch_indices` has them; -1 fills up."""
-    steps = steps_per_epoch(size, batch_size, join_last=False)
-    epoch = [torch.arange(size) if steps == 1 else torch.randperm(size, generator=rng) for _ in range(epochs)]
-    orders = torch.stack(epoch)
-    if missing := steps * batch_size - size:
+    per_epoch = steps_per_epoch(size, batch_size, join_last=False)
+    epochs = range(-(-steps // per_epoch))
+    orders = torch.stack(
+        [torch.arange(size) if per_epoch == 1 else torch.randperm(size, generator=rng) for _ in epochs]
+    )
+    if missing := per_epoch * batch_size - size:
         orders = F.pad(orders, (0, missing), value=-1)
-    return orders.view(epochs * steps, batch_size)
+    return orders.view(-1, batch_size)[:steps]
 
 
 def can_fill_up(task: Task, algorithm: Algorithm, data: Batches) -> bool:
@@ -73,7 +72,7 @@ class Gathered:
     def __init__(self, members: Sequence[Member], batch_size: int, width: int, fill: bool) -> None:
         self.samples = join(torch.cat, [member.data.tensors for member in members])
         device = leaves(self.samples)[0].device
-        orders = [order_of(m.size, batch_size, m.epochs, m.rng) for m in members]
+        orders = [order_of(m.size, batch_size, m.steps, m.rng) for m in members]
         self.places = torch.full((len(orders[0]), width, batch_size), -1)
         start = 0
         for row, (order, member) in enumerate(zip(orders, members, strict=True)):
@@ -107,7 +106,7 @@ class Fetched:
     def __init__(self, members: Sequence[Member], batch_size: int, width: int, augment: Augment | None) -> None:
         self.members, self.width, self.augment = members, width, augment
         self.orders: list[Iterator[Tensor | slice]] = [
-            batch_indices(m.size, batch_size, m.epochs, False, m.rng, m.data.home) for m in members
+            batch_indices(m.size, batch_size, None, False, m.rng, m.data.home) for m in members
         ]
 
     def __call__(self, step: int, rows: int) -> Batch:

@@ -140,6 +140,7 @@ def round_of(fixed: Fixed, shared: Tree, own: Tree) -> ClientRound:
         ascent=own.get("ascent"),
         first=own.get("first"),
         momentum=own.get("momentum"),
+        second=own.get("second"),
         e=own.get("e"),
         mapped=True,
     )
@@ -192,8 +193,10 @@ def begin_rows(
         own["first"] = torch.zeros_like(own["u"])
     if not is_number(run.algorithm.lr_floor, 1):
         own["steps"] = anchor.new_tensor([float(steps[i]) if i < len(steps) else 1.0 for i in range(width)])
-    if run.local.momentum:
+    if run.local.momentum or run.local.optimizer == "adamw":
         own["momentum"] = torch.zeros_like(own["u"])
+    if run.local.optimizer == "adamw":
+        own["second"] = torch.zeros_like(own["u"])
     return Rows(runs, memories, Fixed(*method, AffineStep(**affine)), shared, own, groups)
 
 

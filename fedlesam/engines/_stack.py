@@ -37,7 +37,7 @@ class Entry:
     @property
     def steps(self) -> int:
         """The local steps of its round."""
-        return self.member.steps(self.run.local.batch_size)
+        return self.member.steps
 
 
 def train_stack(
@@ -97,7 +97,7 @@ def feed_of(
     """
     if any(member.data.tensors is None for member in members) or local.augment is not None:
         return Fetched(members, local.batch_size, width, local.augment)
-    ragged = len({(member.size, member.epochs) for member in members}) > 1
+    ragged = len({(member.size, member.steps) for member in members}) > 1
     fill = ragged or (whole and can_fill_up(task, algorithm, members[0].data))
     return Gathered(members, local.batch_size, width, fill)
 

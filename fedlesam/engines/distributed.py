@@ -181,7 +181,7 @@ class DistributedEngine:
         """Local steps, as the length of a job; of a client whose size is not known, its epochs."""
         engine, local = self.local_engine, self.local_engine.local
         size = known_size(engine.clients, client) or 1
-        return local.epochs_of(engine.seed, round, client) * -(-size // local.batch_size)
+        return local.steps_of(engine.seed, round, client, -(-size // local.batch_size))
 
 
 class Worker:

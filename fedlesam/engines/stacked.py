@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from fedlesam.core import seeds
-from fedlesam.core.batches import Batches, size_of
+from fedlesam.core.batches import Batches, size_of, steps_per_epoch
 from fedlesam.core.messages import Broadcast, ClientResult, Memory
 from fedlesam.core.tree import leaves, named_tensors
 from fedlesam.engines._feed import Member, can_fill_up
@@ -137,12 +137,13 @@ class StackedEngine(SerialEngine):
 
     def _member(self, round: int, client: int) -> Member:
         data, rule = Batches(self.clients[client], self.model.device, self.task.collate), self.algorithm.perturbation
-        mask = rule.draws or data.tensors is None
+        mask, size = rule.draws or data.tensors is None, size_of(self.clients[client])
+        per_epoch = steps_per_epoch(size, self.local.batch_size, join_last=False)
         return Member(
             client,
             data,
-            size_of(self.clients[client]),
-            self.local.epochs_of(self.seed, round, client),
+            size,
+            self.local.steps_of(self.seed, round, client, per_epoch),
             seeds.generator(self.seed, "batches", round, client),
             seeds.derive(self.seed, "step", round, client) if mask else 0,
         )
@@ -151,9 +152,9 @@ class StackedEngine(SerialEngine):
         """Members of one kind can be in one stack."""
         held = member.data.tensors
         if held is None or self.local.augment is not None:
-            return member.size, member.epochs
+            return member.size, member.steps
         kind = tuple((name, tensor.shape[1:], tensor.dtype) for name, tensor in named_tensors(held))
-        return kind if can_fill_up(self.task, self.algorithm, member.data) else (*kind, member.size, member.epochs)
+        return kind if can_fill_up(self.task, self.algorithm, member.data) else (*kind, member.size, member.steps)
 
 
 def _samples(member: Member) -> int:

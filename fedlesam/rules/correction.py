@@ -80,6 +80,7 @@ class DynamicRegulariser(Correction):
     formula = ("direction = g + lam (v - w + h_i)", "client: h_i <- h_i + d_i")
     lam: float = param(0.1, at_least=0)
     requires_uniform_weights = True
+    any_optimizer = True
 
     def prepare(self, anchor: Tensor, client_state: State, server_state: State) -> AffineStep:
         return AffineStep(
@@ -120,6 +121,7 @@ class Proximal(Correction):
     """FedProx: prox * (v - w). Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020."""
 
     formula = ("direction = g + prox (v - w)",)
+    any_optimizer = True
     prox: float = param(0.1, at_least=0)
 
     def prepare(self, anchor: Tensor, client_state: State, server_state: State) -> AffineStep:

@@ -59,9 +59,11 @@ def build(
     device = find_device(config.device)
     configs.check(config)
     algorithm = algorithms.get(config.algorithm, **config.hyper)
+    if config.steps is not None and config.epochs is not None:
+        raise ValueError(f"--steps {config.steps} and --epochs {config.epochs}: give one of the two")
     sizes = {"epochs": _epochs(config.epochs), "batch_size": 50 if config.batch_size is None else config.batch_size}
     local = LocalTraining(**{**_shared(config, LocalTraining), **sizes, "clip": config.clip or None, "augment": None})
-    local.check_decay(algorithm, config.rounds)
+    local.check(algorithm, config.rounds)
     data = data or load_data(config)
     if config.augment and data.augment is not None:
         local = replace(local, augment=data.augment)
@@ -92,7 +94,7 @@ def _shared(config: RunConfig, owner: type[LocalTraining | Execution]) -> dict[s
     return {field.name: getattr(config, field.name) for field in fields(owner) if hasattr(config, field.name)}
 
 
-def _epochs(epochs: int | str | None) -> int | range:
+def _epochs(epochs: int | float | str | None) -> int | float | range:
     if isinstance(epochs, str):
         low, high = (int(part) for part in epochs.split("-"))
         if not 1 <= low <= high:

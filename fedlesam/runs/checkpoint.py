@@ -35,6 +35,8 @@ FORMATS = (1, 2)
 """The first named a file for each client. It is read, and the next checkpoint is of the second."""
 PREVIOUS = "previous"
 """The model of the round before, in the file of the server's state."""
+NEWER = (("steps", None), ("optimizer", "sgd"))
+"""Settings of LocalTraining with the values that older checkpoints had without naming them."""
 MANIFEST = re.compile(r"round\d{6,}\.json")
 
 log = logging.getLogger("fedlesam")
@@ -339,6 +341,7 @@ def describe(federation: Federation) -> dict[str, str]:
     """
     local, failures = federation.local, federation.failures
     settings = {field.name: getattr(local, field.name) for field in fields(local)}
+    settings = {name: value for name, value in settings.items() if (name, value) not in NEWER}
     return {
         "algorithm": _words(federation.algorithm),
         **{f"local.{name}": _words(value) for name, value in settings.items()},

@@ -15,7 +15,7 @@ from typing import Any
 
 from fedlesam.core import choices
 from fedlesam.core.checks import Range, check_params, check_range
-from fedlesam.core.choices import ClipScope, Engine, OnError, Precision, StoreKind, Weighting
+from fedlesam.core.choices import ClipScope, Engine, OnError, Optimizer, Precision, StoreKind, Weighting
 from fedlesam.core.names import one_line, unknown
 from fedlesam.data.catalogue import is_domains
 from fedlesam.runs import kinds
@@ -50,9 +50,13 @@ class RunConfig:
     clients: int | None = option(None, WHAT, "number of clients (default: 40 on digits, else 100)")
     active: int | float = option(0.1, WHAT, "clients per round: 10 is a count, 0.1 or 10% a share", active_clients, "K")
     rounds: int = option(100, WHAT, "communication rounds", metavar="T")
-    lr: float = option(0.1, LOCAL, "local learning rate")
+    lr: float | str = option(0.1, LOCAL, "local learning rate, or a schedule: 0.1,cosine:100", kinds.rate, "LR")
     lr_decay: float | None = option(None, LOCAL, "its factor per round (default: the method's own)")
-    epochs: int | str | None = option(None, LOCAL, "local epochs or a range 1-5 (default: 5; cifar100: 2)", epoch_range)
+    epochs: int | float | str | None = option(
+        None, LOCAL, "local epochs, 0.5 or a range 1-5 (default: 5; cifar100: 2)", epoch_range
+    )
+    steps: int | None = option(None, LOCAL, "local steps instead of epochs", metavar="K")
+    optimizer: Optimizer = option("sgd", LOCAL, "of local steps; adamw goes with methods that do not assume sgd")
     batch_size: int | None = option(None, LOCAL, "samples a step (default: 50; digits: 10, cifar100: 20, domains: 32)")
     weight_decay: float = option(1e-3, LOCAL, "pull of the weights to zero")
     clip: float = option(10.0, LOCAL, "largest gradient norm; 0 never clips")
@@ -100,7 +104,7 @@ SHARES = tuple(name for name, known in OPTIONS.items() if known.kind is active_c
 """Settings of which a whole number is a count and a fraction a share: 1 is one client, 1.0 all of them."""
 RANGES: dict[str, Range] = {
     **choices.RANGES,
-    **dict.fromkeys(("samples", "clients", "rounds", "evaluate_every", "keep"), Range(at_least=1, whole=True)),
+    **dict.fromkeys(("samples", "clients", "rounds", "evaluate_every", "keep", "steps"), Range(at_least=1, whole=True)),
     "seed": {"at_least": 0, "whole": True},
     "lost_after": {"at_least": 0},
 }
@@ -118,6 +122,9 @@ OWN_CLIENTS = ("pooled", "leave-out", "by", "file")
 
 NO_MATTER = ("data_dir", "workers", "memory", "store", "checkpoint_every", "keep", "probe", "lost_after")
 """Settings that change where and how fast a run is done, not what comes out."""
+
+NEWER: dict[str, Value] = {"optimizer": "sgd"}
+"""Settings with the values that older runs had without naming them: they leave names and fingerprints as they were."""
 
 
 def data_settings(config: RunConfig) -> tuple[object, ...]:
@@ -240,7 +247,8 @@ def read(path: Path) -> dict[str, Value]:
 def _as_typed(key: str, value: Value) -> Value:
     """TOML's `1` where a number is meant is `1.0`, as it is on the command line."""
     known = OPTIONS.get(key) or HYPER.get(key)
-    return float(value) if known is not None and known.kind is kinds.number and type(value) is int else value
+    meant = known is not None and known.kind in (kinds.number, kinds.rate)
+    return float(value) if meant and type(value) is int else value
 
 
 def _shown(value: object) -> str:
@@ -268,6 +276,8 @@ def settle_data(config: RunConfig) -> RunConfig:
     settled: dict[str, Any] = dict(PROTOCOL.get(name, PROTOCOL["cifar10"]))
     if config.split.partition(":")[0] in OWN_CLIENTS:
         settled.pop("clients", None)
+    if config.steps is not None:
+        settled.pop("epochs")
     return dataclasses.replace(config, **{k: v for k, v in settled.items() if getattr(config, k) is None})
 
 
@@ -287,7 +297,7 @@ def resolve(config: RunConfig) -> RunConfig:
     single = config.workers > 1 or config.stack_runs is not None
     return dataclasses.replace(
         settle_data(config),
-        lr_decay=algorithm.lr_decay if config.lr_decay is None else config.lr_decay,
+        lr_decay=algorithm.lr_decay if config.lr_decay is None and not isinstance(config.lr, str) else config.lr_decay,
         engine="stacked" if config.stack_runs is not None else config.engine,
         device=config.device if config.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu",
         threads=config.threads if config.threads is not None else 1 if single else torch.get_num_threads(),
@@ -361,4 +371,7 @@ def fingerprint(config: RunConfig) -> str:
 def _flat(config: RunConfig) -> dict[str, Value]:
     table = as_table(config)
     hyper = table.pop("hyper")
+    for name, value in NEWER.items():
+        if table.get(name) == value:
+            del table[name]
     return {**{name: value for name, value in table.items() if name not in NO_MATTER}, **hyper}

@@ -198,6 +198,8 @@ def available_ram() -> int | None:
 def _steps(federation: Federation, client: int) -> float:
     """Expected local steps of a client in a round."""
     local = federation.local
+    if local.steps is not None:
+        return local.steps
     per_epoch = steps_per_epoch(size_of(federation.clients[client]), local.batch_size, federation.joins_last)
     epochs = local.epochs
     mean = (epochs[0] + epochs[-1]) / 2 if isinstance(epochs, range) else epochs

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import Field, dataclass, field
 from typing import Any, Literal, get_args, get_origin
 
+from fedlesam.core import schedule
+
 Value = int | float | str | bool
 
 
@@ -55,15 +57,28 @@ def active_clients(value: str) -> int | float:
     return int(value) if re.fullmatch(r"[+-]?\d+", value) else number(value)
 
 
-def epoch_range(value: str) -> int | str:
-    """`5`, or `1-5` to draw from for each client and round.
+def rate(value: str) -> float | str:
+    """A number, or a schedule such as `0.05,warmup:5,cosine:100`.
+
+    Args:
+        value: What was typed.
+    """
+    try:
+        return number(value)
+    except ValueError:
+        schedule.parse(value)
+        return value
+
+
+def epoch_range(value: str) -> int | float | str:
+    """`5`, `0.5`, or `1-5` to draw from for each client and round.
 
     Args:
         value: What was typed.
     """
     if re.fullmatch(r"\d+-\d+", value):
         return value
-    return int(value)
+    return int(value) if re.fullmatch(r"\d+", value) else number(value)
 
 
 def interval(value: str) -> int | str:
@@ -99,7 +114,8 @@ KINDS: dict[Callable[[str], Value], tuple[str, tuple[type, ...]]] = {
     switch: ("true or false", (bool,)),
     byte_size: ("a size such as 4GB or 500MB", (int,)),
     active_clients: ("a count such as 10, or a share such as 0.1 or 10%", (int, float, str)),
-    epoch_range: ("a whole number, or a range such as 1-5", (int, str)),
+    epoch_range: ("a number such as 5 or 0.5, or a range such as 1-5", (int, float, str)),
+    rate: (f"a number, or a schedule ({schedule.GRAMMAR})", (int, float, str)),
     interval: ("rounds such as 10, or a time such as 300s, 5min or 1h", (int, str)),
 }
 BY_TYPE: dict[type, Callable[[str], Value]] = {int: int, float: number, bool: switch, str: str}

@@ -140,7 +140,7 @@ def test_split_prints_saves_and_draws_and_run_takes_it_back(call: Call, tmp_path
         (["--seed", "-1"], ["seed must be a whole number from 0, got -1"]),
         (["--clip-scope", "all"], ["'all'", "'loss', 'corrected'"]),
         (["--set", "rho"], ["--set rho", "NAME=VALUE"]),
-        (["--set", "lr=fast"], ["--set lr: expected a number, got 'fast'"]),
+        (["--set", "lr=fast"], ["--set lr: expected a number, or a schedule"]),
         (["--set", "kapa=1"], ["fedlesam has no kapa", "rho, lr_g"]),
         (["--algorithm", "nowhere:method"], ["'nowhere:method'", "cannot import 'nowhere'"]),
         (["--algorithm", "math:pi"], ["'math:pi'"]),

@@ -58,7 +58,7 @@ def test_who_is_silent_is_not_measured(name: str, dropout: float) -> None:
         if name == "fedsam":
             local = fed.local
             steps = [
-                local.epochs_of(fed.seed, record.round, i) * -(-len(fed.clients[i]) // local.batch_size)  # type: ignore[arg-type]
+                local.steps_of(fed.seed, record.round, i, -(-len(fed.clients[i]) // local.batch_size))  # type: ignore[arg-type]
                 for i in answered
             ]
             assert drift.counted + drift.without >= len(steps)

@@ -42,13 +42,15 @@ OTHER: dict[str, Any] = {
     "lr": 0.123456789012345678,
     "lr_decay": 0.97,
     "epochs": "1-4",
+    "steps": 6,
+    "optimizer": "adamw",
     "batch_size": 33,
     "weight_decay": 1e-17,
     "clip": 0.0,
     "clip_scope": "corrected",
     "momentum": 0.5,
     "augment": False,
-    "hyper": {"rho": 0.25, "lam": 1e-3, "mode": "origin", "steps": 3, "flag": True},
+    "hyper": {"rho": 0.25, "lam": 1e-3, "mode": "origin", "count": 3, "flag": True},
     "weighting": "examples",
     "evaluate_every": 4,
     "per_client": True,
@@ -130,7 +132,7 @@ def test_resolve_settles_everything() -> None:
     assert config.threads == torch.get_num_threads()
     assert config.hyper == {"lam": 0.1, "lr_g": 1.0}
     unset = [name for name in OPTIONS if getattr(config, name) is None]
-    assert unset == ["data_dir", "samples", "held_out", "stack_runs", "probe"]
+    assert unset == ["data_dir", "samples", "held_out", "steps", "stack_runs", "probe"]
     assert resolve(RunConfig(algorithm="fedsam")).lr_decay == 0.998
     assert resolve(RunConfig(lr_decay=0.5)).lr_decay == 0.5
     assert resolve(RunConfig(threads=3)).threads == 3
@@ -220,13 +222,13 @@ def test_ranges_of_epochs() -> None:
     [
         ("rounds", "ten", "expected a whole number, got 'ten'"),
         ("rounds", "1.5", "expected a whole number, got '1.5'"),
-        ("lr", "fast", "expected a number, got 'fast'"),
+        ("lr", "fast", "expected a number, or a schedule .*cosine:ROUNDS.*, got 'fast'"),
         ("rho", "x", "expected a number, got 'x'"),
         ("augment", "maybe", "expected true or false, got 'maybe'"),
         ("active", "some", "expected a count such as 10, or a share such as 0.1 or 10%, got 'some'"),
         ("active", "%", "expected a count"),
-        ("epochs", "1-", "expected a whole number, or a range such as 1-5, got '1-'"),
-        ("epochs", "a-b", "expected a whole number, or a range"),
+        ("epochs", "1-", "expected a number such as 5 or 0.5, or a range such as 1-5, got '1-'"),
+        ("epochs", "a-b", "expected a number such as 5 or 0.5, or a range"),
     ],
 )
 def test_typed_values_of_the_wrong_kind(name: str, text: str, message: str) -> None:
@@ -244,13 +246,13 @@ def test_typed_values_of_the_wrong_kind(name: str, text: str, message: str) -> N
         ("lr = 0.1\nrounds = 'x'\n", "line 2: rounds must be a whole number, got 'x'"),
         ("rounds = 2.0", "line 1: rounds must be a whole number, got 2.0"),
         ("\n\nrounds = true", "line 3: rounds must be a whole number, got True"),
-        ("lr = '0.1'", "line 1: lr must be a number, got '0.1'"),
+        ("lr = 'cosine'", "line 1: lr: expected a number, or a schedule .*, got 'cosine'"),
         ("augment = 1", "line 1: augment must be true or false, got 1"),
         ("model = 3", "line 1: model must be text, got 3"),
-        ("lr = [0.1]", r"line 1: lr must be a number, got \[0.1\]"),
+        ("lr = [0.1]", r"line 1: lr must be a number, or a schedule .*, got \[0.1\]"),
         ("seed = 1\nactive = 'few'", "line 2: active: expected a count such as 10, .* got 'few'"),
         ("active = true", "line 1: active must be a count"),
-        ("epochs = 'x'", "line 1: epochs: expected a whole number, or a range such as 1-5, got 'x'"),
+        ("epochs = 'x'", "line 1: epochs: expected a number such as 5 or 0.5, or a range such as 1-5, got 'x'"),
         ("hyper = 3", r"line 1: hyper must be a table, \[hyper\]"),
         ("[hyper]\nseed = 3", "line 2: seed is not a hyper-parameter"),
         ("[hyper]\nrho = [1]", "line 2: rho is not a hyper-parameter"),
@@ -382,6 +384,8 @@ def test_build_passes_every_setting_on() -> None:
                 "compile": False,
                 "engine": "plain",
                 "stack_runs": None,
+                "steps": None,
+                "optimizer": "sgd",
             }
         )
     )
@@ -393,6 +397,10 @@ def test_build_passes_every_setting_on() -> None:
     assert (fed.failures.dropout, fed.failures.max_update_norm, fed.failures.on_error) == (0.25, 7.5, "stop")
     assert build(dataclasses.replace(config, max_update_norm=0.0)).federation.failures.max_update_norm is None
     assert fed.algorithm.perturbation.rho == 0.25  # type: ignore[attr-defined]
+    other = build(dataclasses.replace(config, epochs=None, steps=6, momentum=0.0, optimizer="adamw")).federation.local
+    assert (other.steps, other.optimizer) == (6, "adamw")
+    with pytest.raises(ValueError, match="--steps 6 and --epochs 1-4: give one of the two"):
+        build(dataclasses.replace(config, steps=6))
     assert len(fed.clients) == 7
     assert experiment.split.scheme == "dirichlet:0.3,repeat"
     assert len(fed.weights) == 64 * 3 + 3 + 3 * 10 + 10
