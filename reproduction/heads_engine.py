@@ -56,7 +56,7 @@ class Views:
 
     def __init__(self, members: list[Member], local: LocalTraining) -> None:
         self.members, self.mirror = members, local.augment is not None
-        self.orders = [batch_indices(m.size, local.batch_size, m.epochs, False, m.rng) for m in members]
+        self.orders = [batch_indices(m.size, local.batch_size, None, False, m.rng) for m in members]
         pairs = [m.data.tensors for m in members if m.data.tensors is not None]
         self.x, self.y = torch.stack([x[:, 0] for x, _ in pairs]), torch.stack([y for _, y in pairs])
         self.rows = torch.arange(len(members))[:, None]
