@@ -68,9 +68,8 @@ class ClientRound:
     first: Tensor | None
     """The gradient at v, for a rule that mixes it in."""
     momentum: Tensor | None
-    """Also AdamW's first moment."""
     second: Tensor | None
-    """AdamW's second moment."""
+    """AdamW's second moment; its first is `momentum`."""
     e: Tensor | None
     """The perturbation: of the round, or of the last step."""
     mapped: bool = False
@@ -185,14 +184,10 @@ def move(r: ClientRound, number: int | Tensor) -> None:
         g.mul_(gain)
         gain = 1.0
     if r.momentum is not None and r.second is not None:
-        if not is_number(gain, 1):
-            g.mul_(gain)
-        if not is_number(pull, 0):
-            add_scaled_(add_scaled_(g, r.v, pull), r.centre, -pull)
+        add_scaled_(add_scaled_(g.mul_(gain), r.v, pull), r.centre, -pull)
         if bias is not None:
             g.add_(bias)
-        if local.weight_decay:
-            pull_(r, lr * local.weight_decay)
+        pull_(r, lr * local.weight_decay)
         adamw_(r.v, g, r.momentum, r.second, lr, number)
     elif r.momentum is not None:
         add_scaled_(r.momentum.mul_(local.momentum), g, gain)
