@@ -13,7 +13,7 @@ T = TypeVar("T")
 DECIDED = (0.0, 1.0)
 """Numbers that the local loop or a rule may decide by (no decay, no correction): they stay numbers."""
 
-PER_ROUND = {"lr": 0.0, "lr_decay": None, "epochs": 1}
+PER_ROUND = {"lr": 0.0, "lr_decay": None, "epochs": 1, "steps": None}
 """Settings of local training that are read once a round, outside the map."""
 
 
