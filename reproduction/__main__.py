@@ -13,7 +13,7 @@ from fedlesam.cli.show import Display, print_table
 from fedlesam.cli.sweep_display import print_failed, watch_sweep
 from fedlesam.core import disk
 from fedlesam.core.names import unknown
-from reproduction import anchor, claim, heads, plan
+from reproduction import anchor, claim, heads, plan, why
 from reproduction.items import ITEMS
 from reproduction.plan import find_items, parse_only
 from reproduction.reproduce import Request, available, reproduce
@@ -133,6 +133,12 @@ def command(
         if len(items) > 1 or only:
             raise click.UsageError(f"{anchor.NAME} stands alone and takes no --only")
         return _anchor(SCALES[scale], seeds or 3, data_dir, jobs, out or Path("runs") / anchor.NAME, Display(quiet))
+    if why.NAME in items:
+        if len(items) > 1 or only:
+            raise click.UsageError(f"{why.NAME} stands alone and takes no --only")
+        table = why.run(Where(SCALES[scale]), out or Path("runs") / why.NAME, Display(quiet).say)
+        click.echo(markdown(table) if not quiet else "", nl=False)
+        return 0
     if set(items) & set(NAMES):
         if len(items) > 1 or only:
             raise click.UsageError(f"{items[0]}: a study of the claim stands alone and takes no --only")
@@ -158,6 +164,7 @@ def _list() -> None:
         asked = [(studies(scale)[name], Where(scale)) for scale in SCALES.values()]
         rows.append([name, asked[0][0].shows, *(_size(*claim.count(*one)) for one in asked)])
     rows.append([heads.NAME, heads.SHOWS, *(_size(*heads.count(scale)) for scale in SCALES)])
+    rows.append([why.NAME, why.SHOWS, "11 / 33", "33 / 4,950", "33 / 4,950"])
     rows.append([anchor.NAME, anchor.SHOWS, "12 / 24", "12 / 600", "12 / 600"])
     print_table(["", "shows", *SCALES], rows)
     seeds = ", ".join(f"{scale.name} {scale.seeds}" for scale in SCALES.values())
@@ -175,8 +182,8 @@ def _print_plan(request: Request) -> None:
     planned = available(request, decode=False)
     runs, rounds = plan.count(planned)
     click.echo(f"{runs} runs, {rounds:,} rounds")
-    for why in dict.fromkeys(planned.missing.values()):
-        click.echo(f"missing: {why}")
+    for reason in dict.fromkeys(planned.missing.values()):
+        click.echo(f"missing: {reason}")
     for text in request.terms():
         click.echo(text)
 
