@@ -158,7 +158,8 @@ class Federation:
 
         check_module(model)  # a lazy one cannot even be copied
         self._model = copied(model) if how.device is None else copied(model).to(find_device(how.device))
-        self._flat = FlatModel(copy.deepcopy(self._model), how.precision, how.compile and not stacked)
+        graphs = how.cuda_graphs and not (stacked or how.compile)
+        self._flat = FlatModel(copy.deepcopy(self._model), how.precision, how.compile and not stacked, graphs)
         self.algorithm = self.algorithm.for_model(self._flat.tensors)
         buffers = self._flat.buffers()
         outputs, changed, fits = check_outputs(self._flat, seen, test, self.task, stacked=stacked)
@@ -222,7 +223,7 @@ class Federation:
 
     def replica(self) -> FlatModel:
         """A copy of the global model for somebody who trains beside the federation: its precision, not compiled."""
-        return FlatModel(self.model, "bf16" if self._flat.bf16 else "fp32")
+        return FlatModel(self.model, self._flat.precision)
 
     def understudy(self) -> SerialEngine:
         """An engine that trains beside the federation by the same rules, on a replica; its memories are only read."""

@@ -4,6 +4,7 @@ import contextlib
 import os
 import signal
 
+import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
@@ -13,6 +14,12 @@ settings.register_profile(
     "house", deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("house")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("gpu") is not None and not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device: make test-gpu on a machine that has one")
+
 
 # a shell's background jobs ignore SIGINT, and so would the programs that tests start and interrupt
 with contextlib.suppress(ValueError):

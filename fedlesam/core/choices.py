@@ -15,8 +15,11 @@ Weighting = Literal["clients", "examples"]
 """How the server weights its clients."""
 OnError = Literal["drop", "stop"]
 """What happens to a client that raises or whose numbers are not finite."""
-Precision = Literal["fp32", "bf16"]
-"""bf16: the forward pass under autocast; weights, gradients and sums stay as they are."""
+Precision = Literal["fp32", "tf32", "bf16", "bf16-pure"]
+"""Of forward and backward passes; weights, what rules compute, messages and sums stay as they are.
+
+tf32: products in TensorFloat-32, on GPUs that have it. bf16: under autocast. bf16-pure: weights, activations and
+gradients in bfloat16."""
 Engine = Literal["plain", "stacked"]
 """How the clients of a round are computed."""
 StoreKind = Literal["shared", "pinned"]

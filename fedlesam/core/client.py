@@ -255,28 +255,45 @@ class BatchGradient:
 
     def __init__(self, model: FlatModel, task: Task, received: Mapping[str, Tensor]) -> None:
         self.model, self.task, self.received = model, task, received
+        self.draws: bool | None = None
+        """Whether layers draw random numbers; the first pass of the round shows it. Where none does, none is seeded."""
 
     def __call__(self, at: Tensor, out: Tensor, *, final: bool, lesson: Lesson | None = None) -> Tensor:
-        batch, seed = self.batch
+        batch, model, passes = self.batch[0], self.model, self.model.backward_passes
         taught = None if lesson is None else self.taught(lesson.teacher)
-        buffers = {} if final else self.model.buffers()
-        seeds.reseed_torch(seed, self.model.device)
-        found = self.model.step(self.task, batch)
-        value = found.loss if lesson is None or taught is None else lesson.objective(found, taught)
-        self.model.backward_of(value, out)
-        self.model.load_buffers(buffers)
-        return found.loss.detach()
+        restore = not final and bool(model.state.names)
+
+        def work(batch: Batch) -> Tensor:
+            buffers = model.buffers() if restore else {}
+            found = model.step(self.task, batch)
+            value = found.loss if lesson is None or taught is None else lesson.objective(found, taught)
+            model.backward_of(value, out)
+            model.load_buffers(buffers)
+            return found.loss.detach()
+
+        graphs = model.graphs if lesson is None else None  # a teacher has other tensors in every round
+        self._seed()
+        before = seeds.state(model.device) if self.draws is None else None
+        loss = work(batch) if graphs is None else graphs.run(restore, work, batch)
+        if self.draws is None:
+            self.draws = seeds.state(model.device) != before
+        model.backward_passes = passes + 1
+        return loss
 
     def taught(self, teacher: Tensor) -> Tensor:
         """The teacher's logits: the same batch and mask, the buffers that were received, and no trace of the pass."""
-        (batch, seed), weights, buffers = self.batch, self.model.weights, self.model.buffers()
+        batch, weights, buffers = self.batch[0], self.model.weights, self.model.buffers()
         student = self.model.scratch("student").copy_(weights)
         self.model.load(teacher, self.received)
-        seeds.reseed_torch(seed, self.model.device)
+        self._seed()
         with torch.no_grad():
             found = logits(self.model.step(self.task, batch))
         self.model.load(student, buffers)
         return found
+
+    def _seed(self) -> None:
+        if self.draws is not False:
+            seeds.reseed_torch(self.batch[1], self.model.device)
 
 
 def local_update(

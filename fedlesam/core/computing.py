@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import torch
 
 from fedlesam.core import seeds
+from fedlesam.core.choices import Precision
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 """Of glibc's mallopt."""
@@ -19,14 +20,18 @@ NEVER = (1 << 31) - 1
 
 
 @contextlib.contextmanager
-def compute_context(threads: int | None, device: torch.device) -> Iterator[None]:
-    """Compute inside the block; afterwards the caller's threads and random number generators are as before.
+def compute_context(threads: int | None, device: torch.device, precision: Precision = "fp32") -> Iterator[None]:
+    """Compute inside the block; afterwards the caller's threads, generators and precision of products are as before.
 
     Args:
         threads: to compute with; None leaves the process's own number.
         device: whose random number generator is restored, beside the CPU's.
+        precision: "tf32" multiplies in TensorFloat-32 on GPUs that have it; any other leaves the process's own choice.
     """
     keep_freed_memory()
+    products = torch.get_float32_matmul_precision()
+    if precision == "tf32":
+        torch.set_float32_matmul_precision("high")
     before = torch.get_num_threads()
     if threads is not None:
         torch.set_num_threads(threads)
@@ -34,6 +39,7 @@ def compute_context(threads: int | None, device: torch.device) -> Iterator[None]
         with seeds.preserve_rng(device):
             yield
     finally:
+        torch.set_float32_matmul_precision(products)
         if threads is not None:
             torch.set_num_threads(before)
 

@@ -12,6 +12,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from fedlesam.core.batches import Batch
 from fedlesam.core.buffers import Buffers
 from fedlesam.core.choices import Precision as Precision
+from fedlesam.core.graphs import Graphs
+from fedlesam.core.half import Cast, HalfWeights
 from fedlesam.core.module_check import check_module, one_number
 from fedlesam.core.slots import TensorSpec
 from fedlesam.core.task import Task
@@ -47,11 +49,11 @@ class CalledModel:
         self,
         module: nn.Module,
         call: Callable[..., Any] | None = None,
-        bf16: torch.device | None = None,
+        cast: "Cast | None" = None,
         channels_last: bool = False,
     ) -> None:
         self.module, self.call = module, call or module
-        self.bf16, self.channels_last = bf16, channels_last
+        self.cast, self.channels_last = cast or Cast("fp32", "cpu"), channels_last
         self.returned: list[Any] = []
         self.running = False
         """Inside a call; it stays so if the call fails."""
@@ -61,11 +63,7 @@ class CalledModel:
         self.running = True
         if self.channels_last:
             inputs, named = tree_map(_channels_last, inputs), tree_map(_channels_last, named)
-        if self.bf16 is not None:
-            with torch.autocast(self.bf16.type, torch.bfloat16):
-                found = tree_map(_single, self.call(*inputs, **named))
-        else:
-            found = self.call(*inputs, **named)
+        found = self.cast.call(self.call, inputs, named)
         self.returned.append(found)
         self.running = False
         return found
@@ -88,10 +86,6 @@ def _channels_last(x: Tensor) -> Tensor:
     return x.contiguous(memory_format=torch.channels_last) if x.ndim == 4 else x
 
 
-def _single(x: Tensor) -> Tensor:
-    return x.float() if x.is_floating_point() else x
-
-
 class _Held(nn.Module):
     """A module inside another one, so that whatever a task's loss calls of it sees the weights of `functional_call`."""
 
@@ -109,8 +103,10 @@ class FlatModel:
     Frozen parameters are left alone. Gradients are views into one vector too, which never moves.
     """
 
-    def __init__(self, module: nn.Module, precision: Precision = "fp32", compile: bool = False) -> None:
-        self.module, self.bf16 = module, precision == "bf16"
+    def __init__(
+        self, module: nn.Module, precision: Precision = "fp32", compile: bool = False, graphs: bool = False
+    ) -> None:
+        self.module, self.precision = module, precision
         check_module(module)
         self.call: Callable[..., Any] = torch.compile(module) if compile else module
         parameters = [p for p in module.parameters() if p.requires_grad]
@@ -130,6 +126,7 @@ class FlatModel:
         self.weights = torch.cat([p.detach().reshape(-1) for p in parameters])
         for parameter, view in zip(parameters, self.views(self.weights), strict=True):
             parameter.data = view
+        self.half = HalfWeights(module, parameters, self.weights, self.views) if precision == "bf16-pure" else None
         self.state = Buffers(module)
         norms = [m for m in module.modules() if isinstance(m, _BatchNorm)]
         self.batch_norm = bool(norms)
@@ -137,9 +134,11 @@ class FlatModel:
         """Also in eval mode: statistics of one sample are none."""
         convolutions = sum(m.weight.numel() for m in module.modules() if isinstance(m, nn.Conv2d))
         self.channels_last = convolutions > 0 and (self.device.type != "cpu" or convolutions <= MANY_WEIGHTS)
-        bf16 = self.device if self.bf16 else None
-        self.called = CalledModel(module, self.call, bf16, self.channels_last)
-        self._elsewhere = _Held(CalledModel(module, None, bf16))
+        cast = Cast(precision, self.device.type)
+        self.called = CalledModel(module, self.call, cast, self.channels_last)
+        self._elsewhere = _Held(CalledModel(module, None, cast))
+        self.graphs = Graphs(self.device, self.state) if graphs and self.device.type == "cuda" else None
+        """Replays passes on a GPU; None runs each of them."""
         self.backward_passes = 0
         self._scratch: dict[str, Tensor] = {}
         self._gradient: Tensor | None = None
@@ -147,7 +146,7 @@ class FlatModel:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """In another process it is a model of its own; torch would let both write into the same memory."""
-        return _own, (self.module, "bf16" if self.bf16 else "fp32", self.call is not self.module)
+        return _own, (self.module, self.precision, self.call is not self.module, self.graphs is not None)
 
     @property
     def device(self) -> torch.device:
@@ -192,17 +191,20 @@ class FlatModel:
 
     def forward(self, *inputs: Any) -> Any:
         """What the module returns, in the precision and layout of the run."""
+        self._round()
         found = self.called(*inputs)
         self.called.returned.clear()
         return found
 
     def step(self, task: Task, batch: Batch) -> ForwardPass:
         """The loss of a batch and the model's outputs, at the current weights."""
+        self._round()
         return self.called.run(task, batch)
 
     def step_at(self, weights: Tensor, task: Task, batch: Batch) -> ForwardPass:
         """As `step`, at other weights, flat; a pure function of them, so it can be differentiated and mapped."""
-        pieces = {f"module.{name}": piece for name, piece in zip(self.names, self.views(weights), strict=True)}
+        views = self.views(weights) if self.half is None else self.half.rounded(self.views(weights))
+        pieces = {f"module.{name}": piece for name, piece in zip(self.names, views, strict=True)}
         found: ForwardPass = functional_call(self._elsewhere, pieces, (task, batch))
         return found
 
@@ -216,7 +218,7 @@ class FlatModel:
             self._gradient, self._grads = out, self.views(out)
         for parameter, view in zip(self.parameters, self._grads, strict=True):
             if parameter.grad is not view:  # another vector, or the model has called zero_grad
-                parameter.grad = view
+                parameter.grad = view if parameter.dtype == view.dtype else None
         out.zero_()
         torch.autograd.backward(value)
         for parameter, view in zip(self.parameters, self._grads, strict=True):
@@ -225,6 +227,10 @@ class FlatModel:
         self.backward_passes += 1
         return value.detach()
 
+    def _round(self) -> None:
+        if self.half is not None:
+            self.half.vector.copy_(self.weights)
 
-def _own(module: nn.Module, precision: Precision, compile: bool) -> FlatModel:
-    return FlatModel(copy.deepcopy(module), precision, compile)
+
+def _own(module: nn.Module, precision: Precision, compile: bool, graphs: bool) -> FlatModel:
+    return FlatModel(copy.deepcopy(module), precision, compile, graphs)

@@ -32,8 +32,18 @@ def reseed_torch(seed: int, device: torch.device) -> None:
     """
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
-        index = torch.cuda.current_device() if device.index is None else device.index
-        torch.cuda.default_generators[index].manual_seed(seed)
+        cuda_generator(device).manual_seed(seed)
+
+
+def cuda_generator(device: torch.device) -> torch.Generator:
+    """The one that layers on a GPU draw from."""
+    return torch.cuda.default_generators[torch.cuda.current_device() if device.index is None else device.index]
+
+
+def state(device: torch.device) -> tuple[bytes, int]:
+    """Of the generators that layers draw from: another one after every draw."""
+    cpu = torch.default_generator.get_state().numpy().tobytes()
+    return cpu, cuda_generator(device).get_offset() if device.type == "cuda" else 0
 
 
 def reseed_everything(seed: int, device: torch.device) -> None:

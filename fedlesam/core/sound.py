@@ -110,7 +110,9 @@ def check_outputs(
         batch, changed = batches.fetch(torch.tensor([0]), seed=0), list[str]()
         twice = batches.fetch(torch.tensor([0, 0]), seed=0) if model.batch_norm else batch  # statistics need two
         if stacked or model.state.own or model.state.frozen:
-            changed = changed_buffers(model.module, lambda tried: CalledModel(tried, tried).run(task, twice))
+            changed = changed_buffers(
+                model.module, lambda tried: CalledModel(tried, tried, model.called.cast).run(task, twice)
+            )
     model.module.eval()
     shown = twice if model.needs_batch else batch
     with torch.no_grad(), seeds.preserve_rng(model.device):

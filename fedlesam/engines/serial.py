@@ -82,7 +82,7 @@ class SerialEngine:
         """
         self.broadcast, self.pending, self.dropped, self.waited = broadcast, {}, {}, 0.0
         outcome, passes = Outcome(self.reduction(broadcast, active), self.dropped), self.model.backward_passes
-        with compute_context(self.threads, self.model.device):
+        with compute_context(self.threads, self.model.device, self.model.precision):
             for result in self.accepted(broadcast, share, outcome.reduction, before_step):
                 outcome.bytes_up += result.nbytes
                 client, memory = result.client, result.memory
@@ -172,7 +172,7 @@ class SerialEngine:
             parts: the number of processes.
         """
         assert self.test is not None
-        with compute_context(self.threads, self.model.device):
+        with compute_context(self.threads, self.model.device, self.model.precision):
             self.model.load(broadcast.weights, broadcast.buffers)
             return score_batches(self.model, self.test, self.task, part, parts, self.stop_flag.check)
 

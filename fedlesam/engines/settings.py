@@ -23,8 +23,11 @@ class Execution:
             batched computation, with the same results to rounding, on one worker.
         stack_runs: rows of a stack that clients of several federations can share, always as many; it makes the engine
             "stacked". None stacks the clients of this federation alone.
-        precision: "bf16" runs forward passes under autocast.
+        precision: of forward and backward passes: "tf32" for products on a GPU, "bf16" for autocast, "bf16-pure" for
+            weights, activations and gradients in bfloat16. The weights that are moved, sent and summed are not rounded.
         compile: put the model through `torch.compile`.
+        cuda_graphs: on a GPU, record forward and backward passes once and replay them, where the model allows it; the
+            plain engine, not compiled.
         device: where to train, such as "cuda"; None is where the model is.
         store: with several workers clients' memories lie in `folder`, where all workers see them ("shared"), or stay
             with the worker that trained the client ("pinned").
@@ -39,6 +42,7 @@ class Execution:
     stack_runs: int | None = param(None, **RANGES["stack_runs"])
     precision: Precision = "fp32"
     compile: bool = False
+    cuda_graphs: bool = True
     device: str | None = None
     store: StoreKind = "shared"
     memory: int | None = param(None, **RANGES["memory"])
@@ -82,6 +86,11 @@ def find_device(device: str) -> torch.device:
         chosen = torch.device(device)
     except RuntimeError as error:
         raise ValueError(f"device {device!r}: expected auto, cpu, cuda or cuda:i") from error
+    if chosen.type == "mps":
+        raise ValueError(
+            f"device {device!r}: not supported, for it has no float64, in which norms and means over clients are "
+            "computed; use --device cpu"
+        )
     if chosen.type not in ("cpu", "cuda"):
         raise ValueError(f"device {device!r}: expected auto, cpu, cuda or cuda:i")
     if chosen.type == "cuda":

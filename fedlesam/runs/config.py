@@ -71,7 +71,7 @@ class RunConfig:
     max_update_norm: float = option(0.0, RUN, "drop updates with a larger norm; 0 never does", metavar="NORM")
     on_client_error: OnError = option("drop", RUN, "a client that raises or whose numbers explode: drop it, or stop")
     seed: int = option(0, RUN, "the same seed and threads give the same bits")
-    precision: Precision = option("fp32", RUN, "fp32, or bf16 for forward passes under autocast")
+    precision: Precision = option("fp32", RUN, "of passes: fp32, tf32 (GPU), bf16 by autocast, or bf16-pure")
     engine: Engine = option("plain", RUN, "plain, or stacked: clients of a small model as one computation, one worker")
     stack_runs: int | None = option(
         None,
@@ -96,6 +96,7 @@ class RunConfig:
     lost_after: float = option(
         60.0, MACHINE, "end a run when a process of it is stopped or not heard for so long; 0: never", metavar="SECONDS"
     )
+    cuda_graphs: bool = option(True, MACHINE, "on a GPU, record passes once and replay them, where the model allows it")
     device: str = option("auto", MACHINE, "auto, cpu, cuda or cuda:i")
 
 
@@ -120,7 +121,7 @@ PROTOCOL: dict[str, dict[str, Value]] = {
 OWN_CLIENTS = ("pooled", "leave-out", "by", "file")
 """Splits that bring their own number of clients."""
 
-NO_MATTER = ("data_dir", "workers", "memory", "store", "checkpoint_every", "keep", "probe", "lost_after")
+NO_MATTER = ("data_dir", "workers", "memory", "store", "checkpoint_every", "keep", "probe", "lost_after", "cuda_graphs")
 """Settings that change where and how fast a run is done, not what comes out."""
 
 NEWER: dict[str, Value] = {"optimizer": "sgd"}

@@ -70,6 +70,7 @@ OTHER: dict[str, Any] = {
     "keep": 5,
     "probe": "sharpness:every=5 drift",
     "lost_after": 7.5,
+    "cuda_graphs": False,
     "device": "cpu",
 }
 
