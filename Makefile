@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 LOWEST := .venv-lowest
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help demo test test-extras test-lowest test-slow torture check format docs docs-serve release-check bench bench-peers clean
+.PHONY: help demo test test-extras test-lowest test-slow torture check format docs docs-serve release-check test-gpu bench bench-gpu bench-peers clean
 .DEFAULT_GOAL := help
 
 help:
@@ -14,6 +14,7 @@ help:
 	@echo "make test-extras  the tests of optional packages, and of the report in a browser (installs the packages)"
 	@echo "make test-lowest  the main commands with the lowest versions that pyproject.toml allows (a venv of its own)"
 	@echo "make test-slow  the tests that take minutes"
+	@echo "make test-gpu   the tests that need a CUDA device, and those of the checks that stand for one"
 	@echo "make torture    kill runs a thousand times at random instants and compare what they resume to (KILLS, SEED, JOBS),"
 	@echo "                and damage 100,000 files, each of which must be refused or restored to the bit"
 	@echo "make check   lint and types only"
@@ -22,6 +23,7 @@ help:
 	@echo "make docs-serve  the same with search, at http://127.0.0.1:8000 until Ctrl-C"
 	@echo "make release-check  build wheel and sdist, and try both away from the repository"
 	@echo "make bench   speed and memory against the bare PyTorch loop (about 40 minutes on an idle machine)"
+	@echo "make bench-gpu  rounds on a CUDA device: graphs and precisions against the bare PyTorch loop"
 	@echo "make bench-peers  the same work in Flower, pfl-research and others (installs them, about half an hour)"
 
 $(BIN)/python:
@@ -66,6 +68,10 @@ test-lowest: $(LOWEST)/.installed
 test-slow: check
 	$(BIN)/pytest -n 2 -m slow
 
+test-gpu: $(VENV)/.installed-dev
+	$(BIN)/pytest -m "gpu" tests
+	$(BIN)/pytest tests/core/test_graphs.py tests/core/test_precision.py tests/core/test_device_reads.py
+
 torture: $(VENV)/.installed-dev
 	$(BIN)/python tests/reliability/torture.py
 	FEDLESAM_TORTURE=1 $(BIN)/pytest -s tests/data/test_fuzz.py tests/reliability -k "fuzz"
@@ -98,6 +104,9 @@ bench: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/workers.py
 	$(BIN)/python benchmarks/kept_memory.py
 	$(BIN)/python benchmarks/layouts.py
+
+bench-gpu: $(VENV)/.installed-dev
+	$(BIN)/python benchmarks/gpu.py
 
 bench-peers: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/peers/run.py

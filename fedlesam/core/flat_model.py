@@ -146,7 +146,13 @@ class FlatModel:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """In another process it is a model of its own; torch would let both write into the same memory."""
-        return _own, (self.module, self.precision, self.call is not self.module, self.graphs is not None)
+        module = self.module
+        if self.half is not None:  # it is rounded
+            module = copy.deepcopy(module)
+            trainable = (p for p in module.parameters() if p.requires_grad)
+            for parameter, view in zip(trainable, self.views(self.weights), strict=True):
+                parameter.data = view.clone()
+        return _own, (module, self.precision, self.call is not self.module, self.graphs is not None)
 
     @property
     def device(self) -> torch.device:

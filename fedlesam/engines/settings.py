@@ -86,13 +86,9 @@ def find_device(device: str) -> torch.device:
         chosen = torch.device(device)
     except RuntimeError as error:
         raise ValueError(f"device {device!r}: expected auto, cpu, cuda or cuda:i") from error
-    if chosen.type == "mps":
-        raise ValueError(
-            f"device {device!r}: not supported, for it has no float64, in which norms and means over clients are "
-            "computed; use --device cpu"
-        )
     if chosen.type not in ("cpu", "cuda"):
-        raise ValueError(f"device {device!r}: expected auto, cpu, cuda or cuda:i")
+        why = "; mps has no float64, in which means over clients and norms are computed" if chosen.type == "mps" else ""
+        raise ValueError(f"device {device!r}: expected auto, cpu, cuda or cuda:i{why}")
     if chosen.type == "cuda":
         index = int(os.environ.get("LOCAL_RANK", 0)) if chosen.index is None else chosen.index
         if index >= torch.cuda.device_count():

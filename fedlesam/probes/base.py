@@ -124,4 +124,4 @@ def run_context(federation: Federation) -> AbstractContextManager[None]:
     Args:
         federation: The run.
     """
-    return compute_context(federation.threads, federation.state.weights.device)
+    return compute_context(federation.threads, federation.state.weights.device, federation.execution.precision)

@@ -100,7 +100,7 @@ def test_workers_and_budget_move_memory(call: Call) -> None:
         (["--device", "nonsense"], "device 'nonsense': expected auto, cpu, cuda or cuda:i"),
         (["--device", "cuda:99"], "use --device cpu"),
         (["--store", "cloud"], "--store: expected one of 'shared', 'pinned', got 'cloud'"),
-        (["--precision", "fp8"], "--precision: expected one of 'fp32', 'bf16', got 'fp8'"),
+        (["--precision", "fp8"], "--precision: expected one of 'fp32', 'tf32', 'bf16', 'bf16-pure', got 'fp8'"),
         (["--workers", "0"], "workers must be a whole number from 1, got 0"),
         (["--memory", "-1"], "--memory: expected a size"),
     ],

@@ -285,6 +285,11 @@ def test_devices_that_are_nonsense(device: str) -> None:
         find_device(device)
 
 
+def test_why_there_is_no_mps() -> None:
+    with pytest.raises(ValueError, match="mps has no float64, in which means over clients and norms are computed"):
+        find_device("mps")
+
+
 @pytest.mark.parametrize("device", ["cuda", "cuda:0", "cuda:99"])
 def test_a_gpu_that_is_not_there(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
