@@ -42,8 +42,8 @@ def test_replays_have_the_bits_of_passes(method: str) -> None:
     assert_same_bits(states(one), states(other))
     assert [r.backward_passes for r in records[0]] == [r.backward_passes for r in records[1]]
     assert [r.train_loss for r in records[0]] == [r.train_loss for r in records[1]]
-    assert recorder.records >= 1
-    assert recorder.replays > recorder.records
+    recorded = one.algorithm.perturbation.teaches != "descent"  # a teacher has other tensors in every round
+    assert (recorder.replays > recorder.records >= 1) is recorded
 
 
 def test_a_form_is_recorded_once_for_all_clients_and_rounds() -> None:
@@ -185,6 +185,6 @@ def test_on_a_gpu(method: str, model: Any) -> None:
         play(fed, SCHEDULE)
     one, other = feds
     assert other._flat.graphs is not None
-    assert other._flat.graphs.recorded
+    assert bool(other._flat.graphs.recorded) is (one.algorithm.perturbation.teaches != "descent")
     assert one._flat.graphs is None
     assert_same_bits(states(one), states(other))
