@@ -152,7 +152,7 @@ class Stack:
         key = (
             (without_numbers(run.algorithm, run.local), request.task),
             (tuple(run.broadcast.perturbation), tuple(run.broadcast.correction)),
-            (str(model.module), model.names, model.shapes, model.weights.dtype, model.device, model.bf16),
+            (str(model.module), model.names, model.shapes, model.weights.dtype, model.device, model.precision),
             id(model) if own else None,  # what is no weight may differ from run to run
             kind,
         )
