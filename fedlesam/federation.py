@@ -190,13 +190,14 @@ class Federation:
         self._engine: Engine | None = self._local_engine if self.workers == 1 else None
 
     def __repr__(self) -> str:
-        last = next((r for r in reversed(self.history) if r.test_accuracy is not None), None)
+        last = next((r for r in reversed(self.history) if r.test_loss is not None), None)
+        first = next(iter(last.metrics.items()), ("loss", last.test_loss)) if last is not None else None
         parts = [
             self.name or repr(self.algorithm),
             f"{len(self.clients)} clients, {self.active} active",
             f"{self.state.weights.numel():,} parameters",
             f"round {self.state.round}",
-            *([f"test accuracy {last.test_accuracy:.4f}"] if last is not None else []),
+            *([f"test {first[0]} {first[1]:.4f}"] if first is not None else []),
         ]
         return f"Federation({'; '.join(parts)})"
 
@@ -267,6 +268,7 @@ class Federation:
                 test_loss=tested.loss if tested else None,
                 test_accuracy=tested.accuracy if tested else None,
                 metrics=tested.metrics if tested else {},
+                smaller=tuple(name for name in (tested.metrics if tested else ()) if self.task.is_smaller(name)),
                 lr=lr,
                 seconds=seconds,
                 backward_passes=outcome.backward_passes,

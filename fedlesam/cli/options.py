@@ -123,9 +123,10 @@ def setting(key: str, known: Option, default: Value | None) -> Callable[[Any], A
     flag, shown = key.replace("_", "-"), "" if default is None or isinstance(default, bool) else f"  [{default}]"
     if KINDS[known.kind][1] == (bool,):
         return option(f"--{flag}/--no-{flag}", key, group=known.group, default=None, help=known.help)
-    if key == "probe":
+    if key in ("probe", "metric"):
         join = {"multiple": True, "callback": lambda ctx, param, words: " ".join(words) or None}
-        return option("--probe", key, group=known.group, metavar=PROBE, help=known.help, **join)
+        metavar = PROBE if key == "probe" else "NAME"
+        return option(f"--{key}", key, group=known.group, metavar=metavar, help=known.help, **join)
     choices = f"[{'|'.join(known.choices)}]" if known.choices else ""
     metavar = known.metavar or choices or ("NAME" if KINDS[known.kind][1] == (str,) else "N")
     return option(f"--{flag}", key, group=known.group, type=Setting(key), metavar=metavar, help=known.help + shown)

@@ -1,6 +1,7 @@
 """fedlesam report"""
 
 import json
+import math
 from pathlib import Path
 
 import click
@@ -8,16 +9,17 @@ import click
 from fedlesam.cli.options import file, folder, grouped_command, json_option, option, quiet_option
 
 
-def accuracy(text: str) -> float:
-    """`0.8`, `80%` or `80`."""
+def target(text: str) -> float:
+    """`0.8` or `80%` of an accuracy, any number of another metric."""
     try:
         number = float(text.removesuffix("%").strip())
     except ValueError:
-        raise click.BadParameter(f"expected an accuracy such as 0.8 or 80%, got {text!r}") from None
-    share = number / 100 if text.endswith("%") or number > 1 else number
-    if not 0 < share <= 1:
+        number = math.nan
+    if not math.isfinite(number):
+        raise click.BadParameter(f"expected an accuracy such as 0.8 or 80%, got {text!r}")
+    if number == 0 or (text.endswith("%") and not 0 < number <= 100):
         raise click.BadParameter(f"an accuracy is above 0 and at most 100%, got {text!r}")
-    return share
+    return number / 100 if text.endswith("%") else number
 
 
 @grouped_command(
@@ -31,10 +33,10 @@ def accuracy(text: str) -> float:
     "--target",
     "targets",
     group="Tables",
-    type=accuracy,
+    type=target,
     multiple=True,
-    metavar="ACC",
-    help="cost to this accuracy, 0.8 or 80%; may be repeated  [what FedAvg reaches, and 9/10 of it]",
+    metavar="VALUE",
+    help="cost to this accuracy, 0.8 or 80%, or other metric; may be repeated  [what FedAvg reaches, and 9/10 of it]",
 )
 @file("--out", "the page  [report.html]", default=Path("report.html"))
 @folder("--figures", "also every chart as PNG and PDF, in paper style")

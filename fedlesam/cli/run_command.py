@@ -27,7 +27,7 @@ def command(settings: Settings, trackers: dict[str, Any], output: Output) -> Non
     killed, from its last checkpoint (--checkpoint-every); the results are the same to the bit. On a finished run the
     same command only says so.
     """
-    from fedlesam.cli.show import Display, print_accuracy
+    from fedlesam.cli.show import Display, print_scores
     from fedlesam.engines.world import from_environment
     from fedlesam.runs.folder import RunFolder
     from fedlesam.runs.runner import execute, notes, release_workers_on_error, run_worker, settle
@@ -55,5 +55,5 @@ def command(settings: Settings, trackers: dict[str, Any], output: Output) -> Non
     elif not output.quiet:
         if done and watch is None:
             click.echo(f"{folder}: this run is already finished")
-        print_accuracy(summary, on)
+        print_scores(summary, on)
         click.echo(f"results: {folder}")

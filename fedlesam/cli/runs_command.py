@@ -24,7 +24,8 @@ def command(folder: Path, as_json: bool) -> None:
     held out, with its round where that is not the last one done. Checkpoints are what an unfinished run keeps on disk
     to resume from.
     """
-    from fedlesam.cli.show import format_duration, percent, print_table
+    from fedlesam.cli.show import format_duration, print_table
+    from fedlesam.runs.evaluated import Measure
     from fedlesam.runs.overview import find_runs
 
     if not folder.is_dir():
@@ -36,7 +37,17 @@ def command(folder: Path, as_json: bool) -> None:
     if not found:
         click.echo(f"{folder}: no runs here")
         return
-    columns = ["run", "method", "state", "round", "accuracy %", "of", "time left", "checkpoints"]
+    alone = all(run.measure == "accuracy" for run in found)
+    columns = [
+        "run",
+        "method",
+        "state",
+        "round",
+        "accuracy %" if alone else "measure",
+        "of",
+        "time left",
+        "checkpoints",
+    ]
     rows = []
     for run in found:
         name = str(run.path.relative_to(folder)) if run.path != folder else run.path.name
@@ -45,6 +56,8 @@ def command(folder: Path, as_json: bool) -> None:
         size = f"{run.checkpoint_bytes / 1e6:.1f} MB" if run.checkpoint_bytes else "-"
         left = "-" if run.seconds_left is None else format_duration(run.seconds_left)
         at = "" if run.accuracy_round in (None, run.round) else f", round {run.accuracy_round}"
-        rows.append([name, run.algorithm, state, rounds, percent(run.accuracy), run.evaluated_on + at, left, size])
+        measure = Measure(run.measure)
+        score = measure.show(run.score) if alone else f"{measure.title} {measure.show(run.score)}{measure.unit}"
+        rows.append([name, run.algorithm, state, rounds, score, run.evaluated_on + at, left, size])
     print_table(columns, rows)
-    click.echo("\nAccuracy: of the last evaluation.")
+    click.echo(f"\n{'Accuracy' if alone else 'Measure'}: of the last evaluation.")

@@ -22,7 +22,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from fedlesam.runs.evaluated import TEST, accuracy_of
+from fedlesam.runs.evaluated import TEST, Measure, scores_of, summary_measure
 
 if TYPE_CHECKING:
     from fedlesam.federation import Record
@@ -93,7 +93,7 @@ class Display:
         tick = self.bar(name if self.progress is not None else f"{name}  round", rounds)
 
         def see(record: "Record") -> None:
-            state = describe(record, on) if record.test_accuracy is not None or self.progress is None else None
+            state = describe(record, on) if record.test_loss is not None or self.progress is None else None
             tick(record.round + 1, rounds, state, last=record.round + 1 == rounds)
 
         return see
@@ -124,7 +124,11 @@ class LogHandler(logging.Handler):
 
 
 def describe(record: "Record", on: str = TEST) -> str:
-    tested = f"{on} accuracy {100 * record.test_accuracy:.1f} %  " if record.test_accuracy is not None else ""
+    tested = ""
+    if record.test_loss is not None:
+        name, value = next(iter(record.metrics.items()), ("loss", record.test_loss))
+        measure = Measure(name)
+        tested = f"{on} {measure.title} {measure.show(value, 1)}{measure.unit}  "
     missing = f"  {len(record.dropped)} dropped" if record.dropped else ""
     return f"{tested}train loss {record.train_loss:.3f}{missing}"
 
@@ -140,13 +144,17 @@ def format_duration(seconds: float) -> str:
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else f"{rest} s"
 
 
-def print_accuracy(summary: dict[str, Any], on: str) -> None:
+def print_scores(summary: dict[str, Any], on: str) -> None:
     """Of one run."""
-    accuracy = accuracy_of(summary, ())
+    found, measure = scores_of(summary, ()), summary_measure(summary)
     names = (("last round", "last"), ("mean of the last evaluations", "mean_of_last"), ("best round", "best"))
     for name, key in names:
-        if key in accuracy:
-            click.echo(f"{on} accuracy, {name}: {percent(accuracy[key])} %")
+        if key in found:
+            click.echo(f"{on} {measure.title}, {name}: {measure.show(found[key])}{measure.unit}")
+    others = summary.get("metrics") or summary.get("held_out_metrics") or {}
+    for name, value in others.items():
+        if name != measure.name and value is not None:
+            click.echo(f"{on} {Measure(name).title}, last evaluation: {Measure(name).show(value)}{Measure(name).unit}")
     found = dict(summary.get("per_client") or summary.get("held_out_per_client") or {})
     untested = found.pop("untested", 0)
     parts = [f"{name.replace('_', ' ')} {percent(value)} %" for name, value in found.items()]

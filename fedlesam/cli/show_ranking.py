@@ -2,7 +2,7 @@
 
 import click
 
-from fedlesam.cli.show import percent, print_table
+from fedlesam.cli.show import print_table
 from fedlesam.report.ranking import MEASURES, Row
 from fedlesam.runs.evaluated import TEST
 
@@ -18,9 +18,11 @@ def print_ranking(rows: list[Row], on: str = TEST) -> None:
         costs = f"{row.backward_passes:,.0f}{passes}", f"{row.megabytes:,.1f}{sent}", f"{row.seconds:.1f}"
         table.append([str(place), row.algorithm, *(_accuracy(row, measure) for measure in MEASURES), *costs])
     print_table(["#", "method", *numbers], table, ["#", *numbers])
-    seeds = max(row.seeds for row in rows)
+    seeds, measure = max(row.seeds for row in rows), rows[0].measure
+    what = f"{on.capitalize()} {measure.title}{' in %' if measure.percent else ''}"
     click.echo(
-        f"\n{on.capitalize()} accuracy in %: of the last round, of the last 10 evaluations, of the best round."
+        f"\n{what}: of the last round, of the last 10 evaluations, of the best round."
+        + (" Smaller is better." if measure.smaller else "")
         + (" x: times FedAvg." if base else "")
         + (f"\nMeans over {seeds} seeds; ± is the standard deviation over seeds." if seeds > 1 else "")
     )
@@ -34,7 +36,10 @@ def print_gains(rows: list[Row], first: str) -> None:
             *(
                 "-"
                 if (gain := row.gains.get(name)) is None
-                else f"{100 * gain.mean:+.2f} [{100 * gain.low:+.2f}, {100 * gain.high:+.2f}]"
+                else "{:+{f}} [{:+{f}}, {:+{f}}]".format(
+                    *(row.measure.scale * end for end in (gain.mean, gain.low, gain.high)),
+                    f=".2f" if row.measure.percent else ".4g",
+                )
                 for name in MEASURES
             ),
         ]
@@ -42,10 +47,13 @@ def print_gains(rows: list[Row], first: str) -> None:
         if row.gains
     ]
     if shown:
-        click.echo(f"\nPoints over {first}, paired by seed: mean and 95 % t-interval.\n")
+        measure = rows[0].measure
+        what = "Points" if measure.percent else f"Difference of {measure.title}"
+        note = " Below 0 is better." if measure.smaller else ""
+        click.echo(f"\n{what} over {first}, paired by seed: mean and 95 % t-interval.{note}\n")
         print_table(["method", "last", "mean of last", "best"], shown)
 
 
 def _accuracy(row: Row, measure: str) -> str:
     spread = row.spreads.get(measure)
-    return percent(getattr(row, measure)) + (f" ± {100 * spread:.2f}" if spread is not None else "")
+    return row.measure.show(getattr(row, measure)) + (f" ± {row.measure.show(spread)}" if spread is not None else "")

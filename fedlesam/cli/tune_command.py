@@ -65,18 +65,25 @@ def command(
     best = tuning.write_best(base, found, out)
     if output.as_json:
         lines = [{"values": dict(t.values), "score": t.score and dataclasses.asdict(t.score)} for t in found]
-        answer = {"folder": str(out), "evaluated_on": HELD_OUT, "measure": "mean_of_last", "trials": lines}
+        named = {"measure": "mean_of_last", "metric": found[0].measure.name if found else "accuracy"}
+        answer = {"folder": str(out), "evaluated_on": HELD_OUT, **named, "trials": lines}
         click.echo(json.dumps(answer))
     elif not output.quiet:
         rows = [
-            [*map(str, t.values.values()), "failed" if t.score is None else f"{t.score.mean:.2f}", _spread(t)]
+            [*map(str, t.values.values()), "failed" if t.score is None else _shown(t, t.score.mean), _spread(t)]
             for t in found
         ]
-        print_table([*wanted, f"held-out accuracy %, mean of the last {LAST} evaluations", "±"], rows)
+        measure = found[0].measure
+        what = f"held-out {measure.title}{measure.unit}, mean of the last {LAST} evaluations"
+        print_table([*wanted, what, "±"], rows)
         if best is not None:
             click.echo(f"\nbest settings, nothing held out: {best}")
     return print_failed(failed)
 
 
 def _spread(trial: Any) -> str:
-    return "" if trial.score is None or trial.score.spread is None else f"{trial.score.spread:.2f}"
+    return "" if trial.score is None or trial.score.spread is None else _shown(trial, trial.score.spread)
+
+
+def _shown(trial: Any, value: float) -> str:
+    return str(trial.measure.show(value / trial.measure.scale))

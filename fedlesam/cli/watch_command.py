@@ -6,12 +6,12 @@ from pathlib import Path
 import click
 
 from fedlesam.cli.options import grouped_command, option
-from fedlesam.cli.report_command import accuracy
+from fedlesam.cli.report_command import target
 
 
 @grouped_command("watch", "fedlesam watch runs/x", "fedlesam watch runs/comparison --port 8700")
 @click.argument("folders", nargs=-1, required=True, metavar="RUN...", type=click.Path(path_type=Path))
-@option("--target", "targets", type=accuracy, multiple=True, metavar="ACC", help="cost to this accuracy, 0.8 or 80%")
+@option("--target", "targets", type=target, multiple=True, metavar="VALUE", help="cost to this accuracy or value")
 @option("--port", type=click.IntRange(1, 65535), help="of the server  [8610, or a free one]")
 @option("--open", "opens", is_flag=True, help="also open the page in the browser")
 def command(folders: tuple[Path, ...], targets: tuple[float, ...], port: int | None, opens: bool) -> None:

@@ -36,16 +36,20 @@ class Record:
     """The active clients that are not part of the round, and why: dropout, an error, an update that exploded."""
     metrics: dict[str, float] = field(default_factory=dict)
     """What the task measures on the test data, in its order: the first one ranks."""
+    smaller: tuple[str, ...] = ()
+    """The metrics of which a smaller value is better."""
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON: without what was not measured, or is not a number JSON has."""
         known = {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
         if self.per_client is not None and not self.per_client.untested:
             known["per_client"].pop("untested")
-        numbers = {name: value for name, value in self.metrics.items() if math.isfinite(value)}
-        known["metrics"] = numbers
-        if list(numbers) in ([], ["accuracy"]):  # test_accuracy says it
+        known["metrics"] = {name: value if math.isfinite(value) else None for name, value in self.metrics.items()}
+        known["smaller"] = list(self.smaller)
+        if list(self.metrics) in ([], ["accuracy"]):  # test_accuracy says it
             known.pop("metrics")
+        if not self.smaller or "metrics" not in known:
+            known.pop("smaller")
         if self.dropped:
             known["dropped"] = {str(client): why for client, why in self.dropped.items()}
         return {k: v for k, v in known.items() if not (isinstance(v, float) and not math.isfinite(v))}

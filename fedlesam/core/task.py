@@ -86,6 +86,14 @@ class Task:
         """Whether accuracy is known by class."""
         return self.measured.get("accuracy") is measures.accuracy
 
+    def is_smaller(self, name: str) -> bool:
+        """Whether a smaller value of a metric is better.
+
+        Args:
+            name: Of a metric.
+        """
+        return self.measured[name].better == "smaller"
+
     @property
     def joins(self) -> bool:
         """Whether the loss is a mean over samples of one shape, so that batches of several clients make one."""

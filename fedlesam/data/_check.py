@@ -55,13 +55,13 @@ class Check:
 
     def lines(self) -> list[str]:
         """The findings as lines of text."""
-        channels, height, width = self.data.shape
+        shape = " x ".join(map(str, self.data.shape))
         parts = self.data.domains
         images = f"{len(self.data.train):,} training and {len(self.data.test):,} test images"
         if parts is not None:
             images = f"{len(self.data.train):,} images of {len(parts.names)} domains"
         lines = [
-            f"{self.data.name}: {images}, {len(self.data.classes)} classes, {channels} x {height} x {width}",
+            f"{self.data.name}: {images}, {len(self.data.classes)} classes, {shape}",
             f"form: {self.form}" + (f" (also there: {', '.join(self.passed_over)})" if self.passed_over else ""),
         ]
         verdict = {True: ", checksum official", False: ", checksum not the official file's", None: ""}
@@ -106,7 +106,8 @@ def check(name: str, data_dir: Path | None = None) -> Check:
 
 
 def _report(data: DataSet, form: str, paths: tuple[Path, ...], digest: str, passed_over: tuple[str, ...]) -> Check:
-    counts = [tuple(part.y.bincount(minlength=len(data.classes)).tolist()) for part in (data.train, data.test)]
+    parts = (data.train, data.test)
+    counts = [tuple(part.y.bincount(minlength=len(data.classes)).tolist()) if data.classes else () for part in parts]
     known = OFFICIAL.get(data.name)
     files = tuple(FoundFile(path, path.stat().st_size, _official(path, known)) for path in paths)
     return Check(data, form, files, passed_over, digest, counts[0], counts[1])

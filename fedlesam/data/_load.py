@@ -108,13 +108,18 @@ def _from_tensors(name: str, made: Any) -> DataSet:
         for what, value in (("x", x), ("y", y)):
             if not isinstance(value, Tensor):
                 raise ValueError(f"data {name!r}: {part} {what} is {_describe(value)}; expected a tensor")
-        if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
-            raise ValueError(f"data {name!r}: {part} y is {y.dtype}; expected whole class numbers")
-        x = x.detach().cpu()
-        parts.append(Images(x if x.dtype == torch.uint8 else x.float(), y.detach().cpu().long()))
+        if y.is_complex():
+            raise ValueError(f"data {name!r}: {part} y is {y.dtype}; expected class numbers, or real targets")
+        x, y = x.detach().cpu(), y.detach().cpu()
+        x = x.float() if x.is_floating_point() or (x.dim() == 4 and x.dtype != torch.uint8) else x
+        parts.append(Images(x, y.float() if y.is_floating_point() else y.long()))
         _check_part(f"data {name!r}: {part}", parts[-1])
     train, test = parts
+    if train.y.is_floating_point() or train.y.dim() != 1:
+        return DataSet(name, train, test, (), (), ())
     classes = tuple(str(i) for i in range(int(train.y.max()) + 1))
+    if train.x.dim() != 4:
+        return DataSet(name, train, test, classes, (), ())
     if train.x.dtype == torch.uint8:
         return DataSet(name, train, test, classes, *statistics(train.x.numpy()))
     channels = train.x.shape[1]
@@ -129,21 +134,15 @@ def _describe(value: Any) -> str:
 
 def _check_part(where: str, images: Images) -> None:
     x, y = images.x, images.y
-    if x.dim() != 4:
-        raise ValueError(
-            f"{where} x has shape {tuple(x.shape)}; expected samples x channels x height x width "
-            "(for flat features: x[:, None, None, :])"
-        )
-    if x.dtype not in (torch.uint8, torch.float32):
-        raise ValueError(f"{where} x is {x.dtype}; expected uint8 or float32")
-    if y.shape != x.shape[:1]:
-        shape, wanted = tuple(y.shape), f"one class number for each of {len(x)} samples"
-        raise ValueError(f"{where} y has shape {shape}; expected {wanted}")
+    if not x.dim() or not y.dim() or len(x) != len(y):
+        shapes = f"{where} x has shape {tuple(x.shape)} and y {tuple(y.shape)}"
+        raise ValueError(f"{shapes}; expected a row of both for each sample")
     if not len(x):
         raise ValueError(f"{where} has no samples")
-    if x.dtype == torch.float32 and not bool(torch.isfinite(x).all()):
-        raise ValueError(f"{where} x holds values that are not finite")
-    if int(y.min()) < 0:
+    for what, values in (("x", x), ("y", y)):
+        if values.is_floating_point() and not bool(torch.isfinite(values).all()):
+            raise ValueError(f"{where} {what} holds values that are not finite")
+    if not y.is_floating_point() and y.dim() == 1 and int(y.min()) < 0:
         raise ValueError(f"{where} y holds the label {int(y.min())}; class numbers start at 0")
 
 
@@ -153,10 +152,14 @@ def _check(name: str, data: DataSet) -> None:
         if not (isinstance(images, Images) and isinstance(images.x, Tensor) and isinstance(images.y, Tensor)):
             raise ValueError(f"{where} is {_describe(images)}; expected Images(x, y) of tensors")
         _check_part(where, images)
-        check_labels(images.y.numpy(), len(data.classes), where)
-    train, test = (f"{part.x.dtype} {tuple(part.x.shape[1:])}" for part in (data.train, data.test))
+        if data.classes:
+            check_labels(images.y.numpy(), len(data.classes), where)
+    train, test = (
+        ", ".join(f"{what} {t.dtype} {tuple(t.shape[1:])}" for what, t in (("x", part.x), ("y", part.y)))
+        for part in (data.train, data.test)
+    )
     if train != test:
         raise ValueError(f"data {name!r}: train is {train}, test is {test}; they must be alike")
-    mean, std, channels = data.mean, data.std, data.train.x.shape[1]
+    mean, std, channels = data.mean, data.std, data.train.x.shape[1] if data.mean else 0
     if len(mean) != channels or len(std) != channels or not all(value > 0 for value in std):
         raise ValueError(f"data {name!r}: mean {mean} and std {std}; expected {channels} of each, std above 0")

@@ -19,8 +19,8 @@ class Images:
     """Raw samples, possibly memory-mapped.
 
     Attributes:
-        x: samples x channels x height x width; uint8, or float32 for a user's own data.
-        y: int64 class numbers.
+        x: samples x channels x height x width, uint8 or float32; of a user's own data of any shape and dtype.
+        y: int64 class numbers; a user's own data may have any targets.
     """
 
     x: Tensor
@@ -47,14 +47,14 @@ class Domains:
 
 @dataclass(frozen=True)
 class DataSet:
-    """A data set for classification.
+    """A data set; of images with class numbers, unless it is a user's own.
 
     Attributes:
         name: As a user types it.
         train: The raw training samples.
         test: The raw test samples; none where the data set has domains.
-        classes: The names of the classes.
-        mean: Per channel, of x / scale.
+        classes: The names of the classes; empty where the targets are something else.
+        mean: Per channel, of x / scale; empty where the inputs stay as they are.
         std: Per channel, of x / scale.
         scale: The largest raw value.
         augment: For training only, on normalised batches; the protocol of the paper where it has one.
@@ -74,10 +74,22 @@ class DataSet:
     domains: Domains | None = field(default=None, compare=False)
 
     @property
-    def shape(self) -> tuple[int, int, int]:
-        """channels, height, width"""
-        _, channels, height, width = self.train.x.shape
-        return channels, height, width
+    def shape(self) -> tuple[int, ...]:
+        """channels, height, width; or the shape of one sample of a user's own."""
+        return tuple(self.train.x.shape[1:])
+
+    @property
+    def outputs(self) -> int:
+        """What a model has to say of a sample, or of each position of it: a score for each class, or numbers."""
+        y = self.train.y
+        if self.classes or not y.is_floating_point():
+            return len(self.classes) or int(max(part.y.max() for part in (self.train, self.test) if len(part))) + 1
+        return y[0].numel()
+
+    @property
+    def labels(self) -> Labels:
+        """The class numbers of the training samples; where the targets are something else, all are of one class."""
+        return self.train.y.numpy() if self.classes else np.zeros(len(self.train), dtype=np.int64)
 
     def normalise(self, x: Tensor) -> Tensor:
         """Model inputs from raw ones.
@@ -88,6 +100,8 @@ class DataSet:
         Returns:
             (x / scale - mean) / std, per channel.
         """
+        if not self.mean:
+            return x
         mean = torch.tensor(self.mean).view(1, -1, 1, 1) * self.scale
         std = torch.tensor(self.std).view(1, -1, 1, 1) * self.scale
         return torch.sub(x, mean).div_(std)
@@ -181,7 +195,7 @@ def select(data: DataSet, samples: int | None, held_out: int | float | None) -> 
         there = f"{total - held:,} beside the {held:,} held out" if held else f"{total:,}"
         asked = f"{wanted:,} training samples were asked for"
         raise ValueError(f"data {data.name}: {asked}, it has {there}; give fewer --samples")
-    chosen = _order(data.train.y.numpy())
+    chosen = _order(data.labels)
     name = f"{data.fingerprint} {wanted} of {total}{f', {held} held out' if held else ''}"
     test = data.test if held_out is None else _part(data.train, chosen[total - held :])
     return replace(data, train=_part(data.train, chosen[:wanted]), test=test, fingerprint=name)

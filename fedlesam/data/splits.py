@@ -20,6 +20,10 @@ MISSING = ("", "nan", "nat", "<na>", "inf", "-inf")
 """Client ids that are none: how numpy and pandas write that a value is missing."""
 
 
+BY_CLASS = ("dirichlet", "dirichlet-by-class", "pathological")
+"""Schemes that divide samples by their class."""
+
+
 def split(spec: str, labels: Any, clients: int | None = None, seed: int = 0) -> Split:
     """Divide samples over clients, e.g. `split("dirichlet:0.3", labels, clients=50)`.
 
@@ -49,7 +53,12 @@ def split(spec: str, labels: Any, clients: int | None = None, seed: int = 0) -> 
 
 def make_split(spec: str, data: DataSet, clients: int | None, seed: int) -> Split:
     """Divide the training samples of a data set; the arguments are those of `split`."""
-    made = _make(spec, data.train.y.numpy(), data, clients, seed)
+    if not data.classes and spec.partition(":")[0] in BY_CLASS:
+        raise ValueError(
+            f"split {spec}: needs a class number for each sample, and the targets of {data.name} are none; "
+            "use iid, pooled or by:FILE"
+        )
+    made = _make(spec, data.labels, data, clients, seed)
     if data.domains is not None and made.test is None:
         raise ValueError(
             f"split {spec}: {data.name} has domains, of which one is to be left out for the test: "
@@ -150,7 +159,7 @@ def save_split(split: Split, data: DataSet, path: Path) -> None:
         path: The file; it is replaced as a whole.
     """
     metadata = {"scheme": split.scheme, "data": data.name, "fingerprint": data.fingerprint, "hash": split.hash}
-    counts = split.class_counts(data.train.y.numpy(), len(data.classes))
+    counts = split.class_counts(data.labels, max(1, len(data.classes)))
     arrays = {"sizes": split.sizes, "indices": np.concatenate(split.clients), "class_counts": counts}
     arrays |= {} if split.test is None else {"test": split.test}
     state.save(path, {name: torch.from_numpy(array.astype(np.int64)) for name, array in arrays.items()}, split=metadata)

@@ -48,7 +48,7 @@ def make_model(spec: str, shape: Shape, classes: int, seed: int) -> nn.Module:
         if name in MODELS:
             try:
                 return MODELS[name](shape, classes, **_options(spec, options, MODELS[name]))
-            except (RuntimeError, ZeroDivisionError) as error:
+            except (RuntimeError, ZeroDivisionError, IndexError) as error:
                 raise ValueError(f"model {spec}: cannot be made for inputs of shape {shape}: {error}") from error
         if not is_path(spec):
             raise unknown("model", spec, [*MODELS, "module:callable"])

@@ -1,11 +1,13 @@
 """Small networks for CPUs. Their sizes follow the data."""
 
+import math
+
 from torch import Tensor, nn
 
 from fedlesam.core.checks import check_count
 
-Shape = tuple[int, int, int]
-"""channels, height, width"""
+Shape = tuple[int, ...]
+"""channels, height, width; or the shape of a sample of one's own data"""
 
 
 def check_width(name: str, width: int, even: bool = True) -> None:
@@ -30,7 +32,7 @@ def mlp(shape: Shape, classes: int, hidden: int = 64) -> nn.Module:
         hidden: The width of the hidden layer.
     """
     check_count("mlp", "hidden", hidden)
-    inputs = shape[0] * shape[1] * shape[2]
+    inputs = math.prod(shape)
     return nn.Sequential(nn.Flatten(), nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, classes))
 
 

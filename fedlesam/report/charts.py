@@ -9,7 +9,7 @@ import numpy as np
 
 from fedlesam.probes.readings import Reading
 from fedlesam.report.groups import Comparison, Group, is_how_measured, shown
-from fedlesam.runs.evaluated import HELD_OUT, RENAMED
+from fedlesam.runs.evaluated import HELD_OUT, RENAMED, Measure
 from fedlesam.runs.read import Run
 
 COSTS = {
@@ -91,7 +91,7 @@ def learning_curves(comparison: Comparison) -> list[Chart]:
         comparison: The groups of runs that are compared.
     """
     found = []
-    for name, title, label, factor in LEARNING:
+    for name, title, label, factor in (*_metrics(comparison), *LEARNING):
         series = [s for i, group in enumerate(comparison.groups) if (s := _over_seeds(i, group, name, factor))]
         key, log = name, name == "divergence" and _spans(series)
         if comparison.evaluated_on == HELD_OUT:
@@ -100,6 +100,13 @@ def learning_curves(comparison: Comparison) -> list[Chart]:
         if series:
             found.append(Chart(key, "learning", title, "round", label, series, CAPTIONS.get(key, ""), log))
     return found
+
+
+def _metrics(comparison: Comparison) -> list[tuple[str, str, str, float]]:
+    """The metrics that have no name of their own in a record."""
+    names = dict.fromkeys(name for run in comparison.runs for r in run.records for name in r.get("metrics") or ())
+    measures = [Measure(name) for name in names if name != "accuracy"]
+    return [(m.key, f"Test {m.title}", f"test {m.title}{' (%)' if m.percent else ''}", m.scale) for m in measures]
 
 
 def _over_seeds(number: int, group: Group, name: str, factor: float) -> Series | None:

@@ -15,6 +15,7 @@ from fedlesam.probes.readings import Surface
 from fedlesam.report.style import Look, looks
 from fedlesam.runs import config as configs
 from fedlesam.runs.config import RunConfig
+from fedlesam.runs.evaluated import Measure
 from fedlesam.runs.methods import is_centralised, method_name
 from fedlesam.runs.read import Run
 
@@ -78,6 +79,11 @@ class Comparison:
     def evaluated_on(self) -> str:
         """test, or held-out: of all runs the same."""
         return self.runs[0].evaluated_on
+
+    @property
+    def measure(self) -> Measure:
+        """What the runs are ranked by: of all that were evaluated the same."""
+        return next((run.measure for run in self.runs if run.scores), self.runs[0].measure)
 
     @property
     def baseline(self) -> Group | None:
@@ -148,8 +154,12 @@ def compare_runs(runs: list[Run]) -> Comparison:
     for name in MUST_AGREE:
         if seen := _unlike(runs, attrgetter(f"config.{name}")):
             raise ValueError(f"these runs cannot be compared, {name} is {seen}: make a report for each {name}")
+    if seen := _unlike(runs, lambda run: run.config.task or "classification"):
+        raise ValueError(f"these runs cannot be compared, task is {seen}: make a report for each task")
     if seen := _unlike(runs, lambda run: f"on {run.evaluated_on} samples"):
         raise ValueError(f"these runs cannot be compared, they are evaluated {seen}: make a report for each")
+    if seen := _unlike([run for run in runs if run.scores], lambda run: f"by {run.measure.title}"):
+        raise ValueError(f"these runs cannot be compared, they are ranked {seen}: make a report for each")
     notes = []
     by_settings: dict[tuple[Any, ...], dict[int, Run]] = defaultdict(dict)
     for run in runs:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from fedlesam.report.groups import Comparison, Group
+from fedlesam.runs.evaluated import value_of
 from fedlesam.runs.read import Run
 
 BYTES_OF_A_VALUE = 4
@@ -37,14 +38,14 @@ def to_target(run: Run, target: float) -> Spent | None:
 
     Args:
         run: The run.
-        target: An accuracy, as a share.
+        target: Of its measure; an accuracy as a share.
     """
     sent = seconds = 0.0
     for record in run.records:
         sent += record["bytes_down"] + record["bytes_up"]
         seconds += record["seconds"]
-        accuracy = record.get("test_accuracy")
-        if accuracy is not None and accuracy >= target:
+        value = value_of(record, run.measure.key)
+        if value is not None and run.measure.reaches(value, target):
             return Spent(record["round"] + 1, None if run.centralised else sent / 1e6, seconds)
     return None
 
@@ -54,28 +55,37 @@ def group_to_target(group: Group, target: float) -> ToTarget:
 
     Args:
         group: Runs of one method.
-        target: An accuracy, as a share.
+        target: Of the measure; an accuracy as a share.
     """
     there = [spent for run in group.runs if (spent := to_target(run, target)) is not None]
-    seen = [value for run in group.runs for value in run.curve("test_accuracy")[1]]
+    measure = group.runs[0].measure
+    seen = [value for run in group.runs for value in run.curve(measure.key)[1]]
     mean = None
     if len(there) == len(group.runs):
         sent = [spent.megabytes for spent in there if spent.megabytes is not None]
         rounds, seconds = (fmean(getattr(s, name) for s in there) for name in ("rounds", "seconds"))
         mean = Spent(rounds, fmean(sent) if sent else None, seconds)
-    return ToTarget(len(there), len(group.runs), max(seen, default=None), mean)
+    return ToTarget(len(there), len(group.runs), measure.best(seen), mean)
 
 
 def default_targets(comparison: Comparison) -> list[float]:
     """FedAvg's final accuracy in whole percent, and 9/10 of it; without FedAvg, that of the weakest method.
 
+    Of another measure two digits of it, and 9/10 of the way there, or 10/9 where smaller is better.
+
     Args:
         comparison: The groups of runs that are compared.
     """
     groups = [comparison.baseline] if comparison.baseline is not None else comparison.groups
-    ends = [fmean(found) for g in groups if (found := [e for r in g.runs if (e := r.accuracy.get("mean_of_last"))])]
+    ends = [fmean(found) for g in groups if (found := [e for r in g.runs if (e := r.scores.get("mean_of_last"))])]
     if not ends:
         return []
+    measure = comparison.measure
+    if not measure.percent:
+        worst = max(ends) if measure.smaller else min(ends)
+        farther = worst / 0.9 if measure.smaller == (worst > 0) else worst * 0.9
+        digits = (float(f"{target:.2g}") for target in (farther, worst))
+        return list(dict.fromkeys(digits))
     end = int(100 * min(ends))
     return [t / 100 for t in sorted({int(0.9 * end), end}) if t > 0]
 

@@ -15,6 +15,7 @@ from fedlesam.core.disk import replacing
 from fedlesam.core.names import file_name
 from fedlesam.report.charts import ACCURACY, Chart, learning_curves
 from fedlesam.report.groups import Group, compare_runs
+from fedlesam.runs.evaluated import RENAMED
 from fedlesam.runs.read import Run
 
 COLUMN = 3.4
@@ -32,7 +33,7 @@ MANY = 6
 
 
 def accuracy_curves(runs: list[Run], path: Path, title: str) -> Path:
-    """Accuracy over rounds: the mean over seeds, and the range between the lowest and the highest.
+    """The measure over rounds: the mean over seeds, and the range between the lowest and the highest.
 
     Args:
         runs: The runs.
@@ -42,14 +43,16 @@ def accuracy_curves(runs: list[Run], path: Path, title: str) -> Path:
     comparison = compare_runs(runs)
     figure = Figure(figsize=(7.2, 4.4), layout="constrained")
     axes = figure.subplots()
-    charts = [chart for chart in learning_curves(comparison) if chart.key in ACCURACY]
+    measure = comparison.measure
+    charts = [c for c in learning_curves(comparison) if c.key in (measure.key, RENAMED.get(measure.key))]
     if charts:
         _curves(axes, charts[0], comparison.groups, 1.4)
         if len(comparison.groups) > MANY:
             figure.legend(loc="outside right center", frameon=False, fontsize=9)
         else:
-            axes.legend(frameon=False, loc="lower right", fontsize=9)
-    axes.set(xlabel="round", ylabel=f"{comparison.evaluated_on} accuracy (%)", title=title)
+            axes.legend(frameon=False, loc="upper right" if measure.smaller else "lower right", fontsize=9)
+    label = f"{comparison.evaluated_on} {measure.title}{' (%)' if measure.percent else ''}"
+    axes.set(xlabel="round", ylabel=label, title=title)
     return save(figure, path)
 
 

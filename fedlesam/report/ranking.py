@@ -5,11 +5,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from statistics import fmean
 
+from fedlesam.runs.evaluated import Measure
 from fedlesam.runs.read import Run
 from fedlesam.runs.stats import paired, seed_mean
 
 MEASURES = {"last": "last round", "mean_of_last": "mean of last evaluations", "best": "best round"}
-"""Accuracies of a run, and their names for readers."""
+"""Scores of a run, and their names for readers."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class Gain:
 
 @dataclass(frozen=True)
 class Row:
-    """One method over its seeds. Accuracies are fractions; dictionaries have the keys of `MEASURES`."""
+    """One method over its seeds. Dictionaries have the keys of `MEASURES`."""
 
     algorithm: str
     """By its name for readers."""
@@ -44,6 +45,8 @@ class Row:
     """Standard deviations over seeds; empty with one seed."""
     gains: dict[str, Gain] = field(default_factory=dict)
     """Over the first method; empty for itself and where fewer than two seeds are common."""
+    measure: Measure = Measure()
+    """What the scores are of."""
 
 
 def ranking(runs: list[Run]) -> list[Row]:
@@ -67,12 +70,13 @@ def rank(named: Iterable[tuple[str, list[Run]]]) -> list[Row]:
     methods = dict(named)
     first = next(iter(methods.values()), [])
     rows = [_row(name, runs, first) for name, runs in methods.items()]
-    return sorted(rows, key=lambda row: (row.mean_of_last is None, -(row.mean_of_last or 0.0)))
+    sign = 1 if rows and rows[0].measure.smaller else -1
+    return sorted(rows, key=lambda row: (row.mean_of_last is None, sign * (row.mean_of_last or 0.0)))
 
 
 def _row(algorithm: str, runs: list[Run], first: list[Run]) -> Row:
-    found = {name: seed_mean([run.accuracy[name] for run in runs if name in run.accuracy]) for name in MEASURES}
-    if not all("last" in run.accuracy for run in runs):
+    found = {name: seed_mean([run.scores[name] for run in runs if name in run.scores]) for name in MEASURES}
+    if not all("last" in run.scores for run in runs):
         found["last"] = None
     spreads = {name: of.spread for name, of in found.items() if of is not None and of.spread is not None}
     gains = {name: gain for name in MEASURES if (gain := _gain(runs, first, name)) is not None}
@@ -87,11 +91,12 @@ def _row(algorithm: str, runs: list[Run], first: list[Run]) -> Row:
         rounds=fmean(len(run.records) for run in runs),
         spreads=spreads,
         gains=gains,
+        measure=first[0].measure,
     )
 
 
 def _gain(runs: list[Run], first: list[Run], measure: str) -> Gain | None:
     if runs is first:
         return None
-    over = paired(*({r.config.seed: r.accuracy[measure] for r in of if measure in r.accuracy} for of in (runs, first)))
+    over = paired(*({r.config.seed: r.scores[measure] for r in of if measure in r.scores} for of in (runs, first)))
     return Gain(over.mean, *over.interval(), len(over.values)) if len(over.values) > 1 else None

@@ -4,7 +4,8 @@ from fedlesam.report import ledger
 from fedlesam.report.groups import Comparison, shown
 from fedlesam.report.ledger import times
 from fedlesam.report.ranking import MEASURES, Row, rank
-from fedlesam.report.tables import Cell, Column, Show, Table, by_fedavg, signed, three_digits, two, whole
+from fedlesam.report.tables import Cell, Column, Show, Table, by_fedavg, digits, signed, three_digits, two, whole
+from fedlesam.runs.evaluated import Measure
 
 
 def tables_of(comparison: Comparison, targets: list[float]) -> list[Table]:
@@ -12,7 +13,7 @@ def tables_of(comparison: Comparison, targets: list[float]) -> list[Table]:
 
     Args:
         comparison: The groups of runs that are compared.
-        targets: Accuracies, as shares.
+        targets: Of the measure; accuracies as shares.
     """
     found = [make(comparison) for make in (results, gains, costs, differences)]
     found.insert(3, to_targets(comparison, targets))
@@ -24,29 +25,33 @@ def _ranked(comparison: Comparison) -> list[Row]:
 
 
 def results(comparison: Comparison) -> Table:
-    """Accuracies, best first.
+    """Scores, best first.
 
     Args:
         comparison: The groups of runs that are compared.
     """
     several = any(len(group.runs) > 1 for group in comparison.groups)
-    order = ("mean_of_last", "last", "best")
+    order, measure = ("mean_of_last", "last", "best"), comparison.measure
+    scale, show, sign = measure.scale, two if measure.percent else digits, " %" if measure.percent else ""
     rows: list[list[Cell]] = []
     for row in _ranked(comparison):
         cells: list[Cell] = [row.algorithm]
         for name in order:
-            cells += [_percent(getattr(row, name)), *([_percent(row.spreads.get(name))] if several else [])]
+            found = (getattr(row, name), *([row.spreads.get(name)] if several else []))
+            cells += [None if value is None else scale * value for value in found]
         rows.append([*cells, row.seeds, row.rounds])
     on = comparison.evaluated_on
     columns = [Column("method")]
     for name in order:
         title = f"{on}, {MEASURES[name]}"
-        columns += [Column(f"{title} %", two), *([Column(f"± {title}", two)] if several else [])]
+        columns += [Column(f"{title}{sign}", show), *([Column(f"± {title}", show)] if several else [])]
     columns += [Column("seeds", whole), Column("rounds", whole)]
     caption = "The first number is the mean of the last 10 evaluations, or of all where there are fewer."
+    if measure.smaller:
+        caption += " Smaller is better."
     if several:
         caption += " Means over seeds; ± is their standard deviation."
-    return Table("results", f"{on.capitalize()} accuracy, best first", columns, rows, caption)
+    return Table("results", f"{on.capitalize()} {measure.title}, best first", columns, rows, caption)
 
 
 def gains(comparison: Comparison) -> Table:
@@ -55,25 +60,27 @@ def gains(comparison: Comparison) -> Table:
     Args:
         comparison: The groups of runs that are compared.
     """
-    first = comparison.groups[0].label
+    first, measure = comparison.groups[0].label, comparison.measure
+    show = signed if measure.percent else digits
     rows: list[list[Cell]] = []
     for row in _ranked(comparison):
         if row.gains:
             cells: list[Cell] = [row.algorithm]
             for name in MEASURES:
                 gain = row.gains.get(name)
-                cells += [None] * 3 if gain is None else [100 * gain.mean, 100 * gain.low, 100 * gain.high]
+                cells += (
+                    [None] * 3 if gain is None else [measure.scale * end for end in (gain.mean, gain.low, gain.high)]
+                )
             rows.append([*cells, max(gain.seeds for gain in row.gains.values())])
     columns = [Column("method")]
     for title in MEASURES.values():
-        columns += [Column(title, signed), Column(f"{title}, from", signed), Column(f"{title}, to", signed)]
-    points = f"Points of {comparison.evaluated_on} accuracy over {first}"
+        columns += [Column(title, show), Column(f"{title}, from", show), Column(f"{title}, to", show)]
+    points = (
+        f"{'Points' if measure.percent else 'Difference'} of {comparison.evaluated_on} {measure.title} over {first}"
+    )
     caption = f"{points}: mean difference on the seeds both have, and its 95 % t-interval."
+    caption += " Below 0 is better." if measure.smaller else ""
     return Table("gains", f"Over {first}, paired by seed", [*columns, Column("seeds", whole)], rows, caption)
-
-
-def _percent(value: float | None) -> float | None:
-    return None if value is None else 100 * value
 
 
 def costs(comparison: Comparison) -> Table:
@@ -106,19 +113,20 @@ def costs(comparison: Comparison) -> Table:
 
 
 def to_targets(comparison: Comparison, targets: list[float]) -> Table:
-    """Rounds, bytes and seconds up to an accuracy, as in the paper's table 5.
+    """Rounds, bytes and seconds up to a target, as in the paper's table 5.
 
     Args:
         comparison: The groups of runs that are compared.
-        targets: Accuracies, as shares.
+        targets: Of the measure; accuracies as shares.
     """
+    measure = comparison.measure
     rows: list[list[Cell]] = []
     base = comparison.baseline
-    for target in targets:
+    for target in map(measure.target, targets):
         unit = ledger.group_to_target(base, target).spent if base is not None else None
         for group in comparison.groups:
             found = ledger.group_to_target(group, target)
-            row: list[Cell] = [f"{100 * target:g} %", group.label, _reached(found)]
+            row: list[Cell] = [f"{measure.scale * target:g}{measure.unit}", group.label, _reached(found, measure)]
             for name in ("rounds", "megabytes", "seconds"):
                 value = getattr(found.spent, name, None)
                 alike = name == "seconds" or not group.centralised  # a round of it is another thing
@@ -127,15 +135,16 @@ def to_targets(comparison: Comparison, targets: list[float]) -> Table:
     columns = [Column("target"), Column("method"), Column("reached")]
     for title, show in (("rounds", whole), ("MB sent", three_digits), ("seconds", three_digits)):
         columns += _columns(title, show, base is not None)
-    caption = "Until the first evaluation at or above the target. Mean over seeds, only where every seed got there. "
-    title = f"Cost to a target {comparison.evaluated_on} accuracy"
+    place = "below" if measure.smaller else "above"
+    caption = f"Until the first evaluation at or {place} the target. Mean over seeds, only where every seed got there. "
+    title = f"Cost to a target {comparison.evaluated_on} {measure.title}"
     return Table("to-target", title, columns, rows, caption + _unit(comparison))
 
 
-def _reached(found: ledger.ToTarget) -> str:
+def _reached(found: ledger.ToTarget, measure: Measure) -> str:
     if found.reached == found.seeds:
         return "yes" if found.seeds == 1 else f"by all {found.seeds} seeds"
-    best = "never evaluated" if found.best is None else f"best {100 * found.best:.2f} %"
+    best = "never evaluated" if found.best is None else f"best {measure.show(found.best)}{measure.unit}"
     return f"never ({best})" if not found.reached else f"by {found.reached} of {found.seeds} seeds"
 
 

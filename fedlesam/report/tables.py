@@ -113,6 +113,15 @@ by_fedavg: Show = "{:.2f}×".format
 """A multiple of FedAvg's."""
 
 
+def digits(value: float) -> str:
+    """With four significant digits.
+
+    Args:
+        value: The number.
+    """
+    return f"{value:.4g}"
+
+
 def three_digits(value: float) -> str:
     """With three significant digits.
 

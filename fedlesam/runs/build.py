@@ -17,6 +17,7 @@ from fedlesam.engines.world import World
 from fedlesam.federation import Federation
 from fedlesam.models.catalogue import make_model
 from fedlesam.runs import config as configs
+from fedlesam.runs import tasks
 from fedlesam.runs.config import RunConfig
 
 
@@ -68,13 +69,14 @@ def build(
     if config.augment and data.augment is not None:
         local = replace(local, augment=data.augment)
     split = make_split(config.split, data, config.clients, config.seed)
-    model = make_model(config.model, data.shape, len(data.classes), config.seed).to(device)
+    model = make_model(config.model, data.shape, data.outputs, config.seed).to(device)
     place = {"device": None, "folder": folder, "memory": config.memory if folder is not None else None}
     federation = Federation(
         model,
         [data.shard(torch.from_numpy(indices)) for indices in split.clients],
         algorithm,
         local,
+        task=tasks.task_of(config.task, config.metric),
         active=config.active,
         test=data.test_shard() if split.test is None else data.shard(torch.from_numpy(split.test)),
         seed=config.seed,

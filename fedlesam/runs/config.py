@@ -40,6 +40,12 @@ class RunConfig:
 
     algorithm: str = option("fedlesam", WHAT, "a method of `fedlesam list algorithms`, or module:callable")
     data: str = option("digits", WHAT, "a data set of `fedlesam list data`, folder:PATH or module:callable")
+    task: str | None = option(
+        None, WHAT, "classification, binary, regression, language_model, ... or module:callable (default: the first)"
+    )
+    metric: str | None = option(
+        None, WHAT, "also measure, and rank by, a metric: module:callable, or a name such as f1; may be repeated"
+    )
     data_dir: str | None = option(None, WHAT, "where the data set's files are", metavar="DIR")
     samples: int | None = option(None, WHAT, "train on this many samples, always the same ones")
     held_out: int | float | None = option(
@@ -298,6 +304,7 @@ def resolve(config: RunConfig) -> RunConfig:
     single = config.workers > 1 or config.stack_runs is not None
     return dataclasses.replace(
         settle_data(config),
+        task=None if config.task == "classification" else config.task,
         lr_decay=algorithm.lr_decay if config.lr_decay is None and not isinstance(config.lr, str) else config.lr_decay,
         engine="stacked" if config.stack_runs is not None else config.engine,
         device=config.device if config.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu",

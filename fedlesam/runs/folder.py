@@ -14,7 +14,7 @@ from fedlesam.core.names import file_name, one_line
 from fedlesam.runs import config as configs
 from fedlesam.runs import lock
 from fedlesam.runs.config import RunConfig
-from fedlesam.runs.evaluated import plain
+from fedlesam.runs.evaluated import NAMES, SCORES, plain
 from fedlesam.runs.versions import versions
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ State = Literal["finished", "interrupted", "stopped"]
 
 NUMBERS = ("train_loss", "test_loss", "test_accuracy", "lr", "seconds", "backward_passes", "bytes_down", "bytes_up")
 """Of a record, where it has them."""
-TABLES = ("accuracy", "per_client", "held_out_accuracy", "held_out_per_client")
+TABLES = (*SCORES, "per_client", "held_out_per_client")
 """Of a summary: numbers by name."""
 
 
@@ -284,14 +284,18 @@ class RunFolder:
 
 def _is_summary(summary: dict[str, Any]) -> bool:
     tables = [summary.get(name, {}) for name in TABLES]
-    numbers = all(isinstance(table, dict) and all(map(is_number, table.values())) for table in tables)
+    numbers = all(isinstance(table, dict) and all(map(_is_score, table.items())) for table in tables)
     shape = summary.get("shape", [1, 1, 1])
-    sizes = [*shape, summary.get("classes", 1)] if isinstance(shape, list) and len(shape) == 3 else [0]
+    sizes = [*shape, summary.get("classes", 1)] if isinstance(shape, list) else [0]
     return (
         numbers
         and all(type(size) is int and size > 0 for size in sizes)
         and summary.get("state", "interrupted") in get_args(State)
     )
+
+
+def _is_score(item: tuple[str, Any]) -> bool:
+    return isinstance(item[1], str) if item[0] in NAMES else is_number(item[1])
 
 
 class _NotRecord(ValueError):
@@ -305,6 +309,11 @@ def _record(record: Any, round: int) -> dict[str, Any]:
     for name in NUMBERS:
         if name in known and not is_number(known[name]):
             raise _NotRecord(f"{name} is not a number")
+    metrics = known.get("metrics", {})
+    if not isinstance(metrics, dict) or not all(value is None or is_number(value) for value in metrics.values()):
+        raise _NotRecord("metrics are not numbers")
+    if not isinstance(known.get("smaller", []), list):
+        raise _NotRecord("smaller is not a list")
     return known
 
 

@@ -25,13 +25,17 @@ class Overview:
     """Rounds done."""
     rounds: int = 0
     accuracy: float | None = None
-    """Of the last evaluation."""
+    """Of the last evaluation; None of a run that is ranked by something else."""
     accuracy_round: int | None = None
-    """Rounds done at that evaluation."""
+    """Rounds done at the last evaluation."""
     evaluated_on: str = ""
     """test, or held-out; empty where the folder cannot be read."""
     seconds_left: float | None = None
     checkpoint_bytes: int = 0
+    measure: str = "accuracy"
+    """What it is ranked by."""
+    score: float | None = None
+    """The measure, of the last evaluation."""
 
 
 def find_runs(folder: Path) -> Iterator[Overview]:
@@ -54,7 +58,8 @@ def read_overview(folder: RunFolder) -> Overview:
     except (ValueError, OSError) as error:
         return Overview(folder.path, "?", "damaged", str(error), checkpoint_bytes=size_of(folder.checkpoints))
     state = "running" if holder is not None else str(run.summary.get("state", "interrupted"))
-    rounds, accuracies = run.curve("test_accuracy")
+    rounds, values = run.curve(run.measure.key)
+    score = values[-1] if values else None
     return Overview(
         path=folder.path,
         algorithm=run.algorithm,
@@ -62,11 +67,13 @@ def read_overview(folder: RunFolder) -> Overview:
         why=str(run.summary.get("why", "")) if state == "stopped" else "",
         round=len(run.records),
         rounds=run.config.rounds,
-        accuracy=accuracies[-1] if accuracies else None,
+        accuracy=score if run.measure.name == "accuracy" else None,
         accuracy_round=rounds[-1] if rounds else None,
         evaluated_on=run.evaluated_on,
         seconds_left=None if holder is None else _seconds_left(holder, len(run.records), run.config.rounds),
         checkpoint_bytes=size_of(folder.checkpoints),
+        measure=run.measure.name,
+        score=score,
     )
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedlesam.runs.config import RunConfig
-from fedlesam.runs.evaluated import accuracies, accuracy_of, evaluated_on
+from fedlesam.runs.evaluated import Measure, evaluated_on, measure_of, scores, scores_of, summary_measure, value_of
 from fedlesam.runs.folder import RunFolder, find_folders
 from fedlesam.runs.methods import is_centralised, method_name
 
@@ -49,9 +49,9 @@ class Run:
         """Rounds done and values, of the rounds that have one.
 
         Args:
-            name: Of a number of a record.
+            name: Of a number of a record, or of a metric.
         """
-        points = [(r["round"] + 1, r[name]) for r in self.records if r.get(name) is not None]
+        points = [(r["round"] + 1, value) for r in self.records if (value := value_of(r, name)) is not None]
         return [x for x, _ in points], [y for _, y in points]
 
     def total(self, name: str) -> float:
@@ -66,11 +66,19 @@ class Run:
             raise ValueError(f"{RunFolder(self.path).metrics}: a round has no {error}") from error
 
     @cached_property
+    def measure(self) -> Measure:
+        """What it is ranked by."""
+        return measure_of(self.records) if self.records else summary_measure(self.summary)
+
+    @cached_property
+    def scores(self) -> dict[str, float]:
+        """`last`, `mean_of_last` and `best` of its measure; of a run under way, or killed, by its records so far."""
+        return scores_of(scores(self.records) if not self.summary and self.records else self.summary, self.records)
+
+    @property
     def accuracy(self) -> dict[str, float]:
-        """By the summary; of a run under way, or killed, by its records so far."""
-        if not self.summary and self.records:
-            return dict(accuracies(self.records).get("accuracy", {}))
-        return accuracy_of(self.summary, self.records)
+        """The scores of a run that is ranked by accuracy; empty of another."""
+        return self.scores if self.measure.name == "accuracy" else {}
 
     @property
     def evaluated_on(self) -> str:
@@ -155,7 +163,7 @@ class Run:
 
 
 def read_run(path: Path | str) -> Run:
-    """What a run folder holds: `config`, `history`, `accuracy`, `model`. `fedlesam.load_run` is the same function.
+    """What a run folder holds: `config`, `history`, `scores`, `model`. `fedlesam.load_run` is the same function.
 
     Args:
         path: A run folder.

@@ -28,7 +28,7 @@ from fedlesam.runs import costs
 from fedlesam.runs.build import Experiment, build
 from fedlesam.runs.checkpoint import Checkpoints
 from fedlesam.runs.config import RunConfig
-from fedlesam.runs.evaluated import accuracies, accuracy_of, evaluated_on, named, plain
+from fedlesam.runs.evaluated import NAMES, SCORES, evaluated_on, named, plain, scores, scores_of
 from fedlesam.runs.folder import RunFolder, State, default_folder
 from fedlesam.runs.journal import Journal
 from fedlesam.runs.kinds import seconds_of
@@ -146,8 +146,11 @@ def execute(
 def _finished(folder: RunFolder) -> dict[str, Any]:
     """The summary of a run that is done, whoever wrote it."""
     summary = folder.read_summary()
-    found = accuracy_of(summary, folder.read_metrics())
-    return {**summary, **{name: found for name in ("accuracy", "held_out_accuracy") if name in summary}}
+    found = scores_of(summary, folder.read_metrics())
+    known = {
+        name: {k: v for k, v in summary[name].items() if k in found or k in NAMES} for name in SCORES if name in summary
+    }
+    return {**summary, **known}
 
 
 def _begin(folder: RunFolder, config: RunConfig, experiment: Experiment) -> tuple[Checkpoints, list[dict[str, Any]]]:
@@ -284,11 +287,11 @@ def _close(
         **({"why": why} if why else {}),
         "algorithm": config.algorithm,
         "rounds": len(records),
-        **named(accuracies(records), evaluated_on(config)),
+        **named(scores(records), evaluated_on(config)),
         **{name: sum(r[name] for r in records) for name in ("backward_passes", "bytes_down", "bytes_up", "seconds")},
         "parameters": len(experiment.federation.weights),
         "shape": list(experiment.data.shape),
-        "classes": len(experiment.data.classes),
+        "classes": experiment.data.outputs,
         **({"dropped": dropped} if dropped else {}),
         "client_memory_bytes": largest_memory(experiment.federation),
         "split": {name: getattr(experiment.split, name) for name in ("scheme", "hash", "dropped", "repeats")},

@@ -248,7 +248,7 @@ def numbers(record: Record, on: str = TEST) -> dict[str, float]:
     found: dict[str, float] = {}
     for name, value in named(record.as_dict(), on).items():
         if isinstance(value, dict):
-            found.update({f"{name}/{inner}": float(number) for inner, number in value.items()})
+            found.update({f"{name}/{inner}": float(number) for inner, number in value.items() if number is not None})
         elif isinstance(value, int | float) and name != "round":
             found[name] = float(value)
     return found

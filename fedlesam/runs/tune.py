@@ -13,13 +13,28 @@ from fedlesam.core import disk
 from fedlesam.core.names import file_name
 from fedlesam.runs import config as configs
 from fedlesam.runs.config import OPTIONS, RunConfig
+from fedlesam.runs.evaluated import Measure
 from fedlesam.runs.kinds import Value
 from fedlesam.runs.read import read_run
 from fedlesam.runs.stats import SeedMean, seed_mean
 from fedlesam.runs.sweep import Sweep, Task, Watch
 
 HELD_OUT = 0.1
-FIXED = ("data", "data_dir", "held_out", "samples", "split", "seed", "clients", "active", "rounds", "threads", "device")
+FIXED = (
+    "task",
+    "metric",
+    "data",
+    "data_dir",
+    "held_out",
+    "samples",
+    "split",
+    "seed",
+    "clients",
+    "active",
+    "rounds",
+    "threads",
+    "device",
+)
 """What makes the problem, and is not a choice of the method."""
 
 
@@ -40,7 +55,15 @@ class Trial:
 
     values: Mapping[str, Value]
     score: SeedMean | None
-    """Mean over seeds of the mean of the last evaluations, in percent of the held-out samples; None if a run failed."""
+    """Mean over seeds of the mean of the last evaluations on held-out samples, as it is shown; None if a run failed."""
+    measure: Measure = Measure()
+    """What the score is of."""
+
+    @property
+    def quality(self) -> float:
+        """The score, with the sign by which larger is better."""
+        mean = self.score.mean if self.score is not None else 0.0
+        return -mean if self.measure.smaller else mean
 
 
 def parse_space(texts: Sequence[str]) -> dict[str, tuple[Value, ...] | Range]:
@@ -169,11 +192,11 @@ def tune(
         left = [task for some in tasks for task in some if not sweep.is_done(task)]
         if left:
             sweep.run(left, jobs, begin(left))
-        done = [Trial(values, _score(sweep, some)) for values, some in zip(batch, tasks, strict=True)]
+        done = [Trial(values, *_score(sweep, some)) for values, some in zip(batch, tasks, strict=True)]
         if isinstance(search, Optuna):
             search.tell(done)
         found += done
-    return sorted(found, key=lambda trial: (trial.score is None, -(trial.score.mean if trial.score else 0.0)))
+    return sorted(found, key=lambda trial: (trial.score is None, -trial.quality))
 
 
 def _tasks(base: RunConfig, values: Mapping[str, Value], sweep: Sweep, seeds: int) -> list[Task]:
@@ -183,10 +206,10 @@ def _tasks(base: RunConfig, values: Mapping[str, Value], sweep: Sweep, seeds: in
     return [sweep.task(dataclasses.replace(config, seed=seed), label) for seed in each]
 
 
-def _score(sweep: Sweep, tasks: list[Task]) -> SeedMean | None:
+def _score(sweep: Sweep, tasks: list[Task]) -> tuple[SeedMean | None, Measure]:
     runs = [read_run(task.folder) for task in tasks if sweep.is_done(task)]
-    scores = [100 * run.accuracy["mean_of_last"] for run in runs if run.accuracy]
-    return seed_mean(scores) if len(scores) == len(tasks) else None
+    scores = [run.measure.scale * run.scores["mean_of_last"] for run in runs if run.scores]
+    return seed_mean(scores) if len(scores) == len(tasks) else None, runs[0].measure if runs else Measure()
 
 
 class Optuna:
@@ -227,7 +250,7 @@ class Optuna:
             if result.score is None:
                 self.study.tell(trial, state=self.failed)
             else:
-                self.study.tell(trial, result.score.mean)
+                self.study.tell(trial, result.quality)
 
     def _draw(self, trial: Any, name: str, of: tuple[Value, ...] | Range) -> Value:
         if not isinstance(of, Range):

@@ -69,6 +69,8 @@ OTHER: dict[str, Any] = {
     "checkpoint_every": "2.5min",
     "keep": 5,
     "probe": "sharpness:every=5 drift",
+    "task": "regression",
+    "metric": "f1 my_module:score",
     "lost_after": 7.5,
     "cuda_graphs": False,
     "device": "cpu",
@@ -133,7 +135,7 @@ def test_resolve_settles_everything() -> None:
     assert config.threads == torch.get_num_threads()
     assert config.hyper == {"lam": 0.1, "lr_g": 1.0}
     unset = [name for name in OPTIONS if getattr(config, name) is None]
-    assert unset == ["data_dir", "samples", "held_out", "steps", "stack_runs", "probe"]
+    assert unset == ["task", "metric", "data_dir", "samples", "held_out", "steps", "stack_runs", "probe"]
     assert resolve(RunConfig(algorithm="fedsam")).lr_decay == 0.998
     assert resolve(RunConfig(lr_decay=0.5)).lr_decay == 0.5
     assert resolve(RunConfig(threads=3)).threads == 3
@@ -382,6 +384,8 @@ def test_build_passes_every_setting_on() -> None:
                 "hyper": {"rho": 0.25},
                 "data": "digits",
                 "model": "mlp:hidden=3",
+                "task": None,
+                "metric": "f1 token_accuracy",
                 "compile": False,
                 "engine": "plain",
                 "stack_runs": None,
@@ -394,6 +398,7 @@ def test_build_passes_every_setting_on() -> None:
     fed, local = experiment.federation, experiment.federation.local
     assert (local.lr, local.lr_decay, local.epochs, local.batch_size) == (config.lr, 0.97, range(1, 5), 33)
     assert (local.weight_decay, local.clip, local.clip_scope, local.momentum) == (1e-17, None, "corrected", 0.5)
+    assert list(fed.task.measured) == ["f1", "token_accuracy", "accuracy"]
     assert (fed.active, fed.seed, fed.threads, fed.weighting, fed.evaluate_every) == (3, 11, 2, "examples", 4)
     assert (fed.failures.dropout, fed.failures.max_update_norm, fed.failures.on_error) == (0.25, 7.5, "stop")
     assert build(dataclasses.replace(config, max_update_norm=0.0)).federation.failures.max_update_norm is None

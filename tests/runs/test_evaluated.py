@@ -19,7 +19,7 @@ from fedlesam.report.ranking import ranking
 from fedlesam.report.write import write_report
 from fedlesam.runs import config as configs
 from fedlesam.runs.config import RunConfig
-from fedlesam.runs.evaluated import accuracies
+from fedlesam.runs.evaluated import scores
 from fedlesam.runs.folder import RunFolder
 from fedlesam.runs.overview import read_overview
 from fedlesam.runs.read import find_runs, read_run
@@ -103,7 +103,7 @@ def test_an_older_folder_does_not_call_another_rounds_accuracy_the_last(tmp_path
 
 
 def test_a_run_under_way() -> None:
-    found = accuracies([{"round": 0, "test_accuracy": 0.5, "per_client": {"mean": 0.4}}, {"round": 1}])
+    found = scores([{"round": 0, "test_accuracy": 0.5, "per_client": {"mean": 0.4}}, {"round": 1}])
     assert found["accuracy"]["best"] == 0.5
     assert "last" not in found["accuracy"] and "per_client" not in found
 

@@ -19,7 +19,7 @@ from fedlesam.models.catalogue import make_model
 from fedlesam.runs import config as configs
 from fedlesam.runs.build import build
 from fedlesam.runs.config import RunConfig
-from fedlesam.runs.evaluated import accuracies
+from fedlesam.runs.evaluated import scores
 from fedlesam.runs.folder import RunFolder
 from fedlesam.runs.runner import execute
 
@@ -127,13 +127,13 @@ def test_the_summary_follows_from_the_metrics(finished: tuple[RunConfig, Path, d
 def test_accuracies_by_hand() -> None:
     records = [{"round": t, "test_accuracy": value} for t, value in enumerate([0.5, 0.9, 0.9] + [0.1] * 9)]
     records.insert(6, {"round": 99})
-    found = accuracies(records)["accuracy"]
+    found = scores(records)["accuracy"]
     assert found["last"] == 0.1
     assert found["evaluations_in_mean"] == 10
     assert found["mean_of_last"] == pytest.approx((0.9 + 0.1 * 9) / 10)
     assert (found["best"], found["best_round"]) == (0.9, 1), "the first of the best"
-    assert accuracies([]) == {}
-    assert accuracies([{"round": 0}]) == {}
+    assert scores([]) == {}
+    assert scores([{"round": 0}]) == {}
 
 
 def test_the_model_gives_the_last_accuracy(finished: tuple[RunConfig, Path, dict[str, Any]]) -> None:
