@@ -286,7 +286,9 @@ def _is_summary(summary: dict[str, Any]) -> bool:
     tables = [summary.get(name, {}) for name in TABLES]
     numbers = all(isinstance(table, dict) and all(map(_is_score, table.items())) for table in tables)
     shape = summary.get("shape", [1, 1, 1])
-    sizes = [*shape, summary.get("classes", 1)] if isinstance(shape, list) else [0]
+    sizes = [*shape, summary.get("classes", 1)] if isinstance(shape, list) and len(shape) == 3 else [0]
+    own = summary.get("sample_shape", [])
+    sizes += own if isinstance(own, list) else [0]
     return (
         numbers
         and all(type(size) is int and size > 0 for size in sizes)

@@ -141,11 +141,12 @@ class Run:
         Needs the run's data set only where the folder does not say for what inputs the module is: of a run that is
         under way or was killed, and of folders of older versions.
         """
-        if not {"shape", "classes"} <= self.summary.keys():
+        known = self.summary.get("shape") or self.summary.get("sample_shape")
+        if known is None or "classes" not in self.summary:
             return self.federation(device="cpu").model
         from fedlesam.models.catalogue import make_model
 
-        shape, classes = tuple(self.summary["shape"]), self.summary["classes"]
+        shape, classes = tuple(known), self.summary["classes"]
         module = make_model(self.config.model, shape, classes, self.config.seed)
         RunFolder(self.path).load_model(module)
         return module.eval()

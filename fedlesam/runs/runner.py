@@ -290,7 +290,7 @@ def _close(
         **named(scores(records), evaluated_on(config)),
         **{name: sum(r[name] for r in records) for name in ("backward_passes", "bytes_down", "bytes_up", "seconds")},
         "parameters": len(experiment.federation.weights),
-        "shape": list(experiment.data.shape),
+        "shape" if len(experiment.data.shape) == 3 else "sample_shape": list(experiment.data.shape),
         "classes": experiment.data.outputs,
         **({"dropped": dropped} if dropped else {}),
         "client_memory_bytes": largest_memory(experiment.federation),
