@@ -1,6 +1,7 @@
 """A task and metrics by the text a user types."""
 
 import dataclasses
+import functools
 from typing import get_args
 
 from fedlesam.core import metrics as measures
@@ -9,8 +10,9 @@ from fedlesam.core.names import imported, is_path, unknown
 from fedlesam.core.task import Task, TaskName
 
 
+@functools.cache
 def task_of(name: str | None, metrics: str | None = None) -> Task:
-    """The task of a run.
+    """The task of a run; the same object for the same text, so that runs can share a stack.
 
     Args:
         name: Of a ready one, or `module:callable`, which makes a Task or is one; None is classification.
