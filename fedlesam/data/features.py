@@ -7,6 +7,7 @@ another number of components takes seconds. The result is a file for `--data fea
 import hashlib
 import json
 import logging
+import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -102,6 +103,9 @@ def compute(request: Request, out: Path | None = None, data_dir: Path | None = N
     """
     check_count("features", "size", request.size, at_least=8)
     out = out or (data_dir or catalogue.DEFAULT_DIR) / request.file
+    disk.make_folder(out.parent)
+    if not os.access(out.parent, os.W_OK):
+        raise ValueError(f"{out.parent}: the features cannot be written there; give another place with --out FILE")
     data = catalogue.load(request.name, data_dir)
     model, known = _trunk(request.trunk)
     source = f"{VERSION}|{data.fingerprint}|{_digest(model.state_dict())}|{request.size}"
@@ -118,6 +122,8 @@ def compute(request: Request, out: Path | None = None, data_dir: Path | None = N
     if data.domains is not None:
         tensors["domain"] = torch.from_numpy(np.ascontiguousarray(data.domains.of))
         about["domains"] = data.domains.names
+        if data.domains.test is not None:
+            tensors["listed"] = torch.from_numpy(np.ascontiguousarray(data.domains.test))
     with disk.replacing(out) as beside:
         save_file(tensors, beside, {"fedlesam": json.dumps(about)})
     return out
@@ -145,7 +151,8 @@ def read(path: Path) -> DataSet:
         raise ValueError(f"{where}: is not a file of `fedlesam data features`") from error
     data = DataSet(f"features:{path}", train, test, classes, (0.0,), (1.0,), scale=1.0, fingerprint=_digest(tensors))
     if "domain" in tensors:
-        data = replace(data, domains=Domains(tuple(about["domains"]), tensors["domain"].numpy()))
+        listed = tensors["listed"].numpy() if "listed" in tensors else None
+        data = replace(data, domains=Domains(tuple(about["domains"]), tensors["domain"].numpy(), listed))
     return replace(data, augment=other_view if train.x.shape[2] > 1 else None)
 
 

@@ -149,13 +149,19 @@ def test_a_linear_head() -> None:
     assert [tuple(p.shape) for p in fl.models.head((1, 2, 6), 3, hidden=0).parameters()] == [(3, 6), (3,)]
 
 
-def test_the_command_and_what_it_refuses(trunk: Tiny, pictures: str, tmp_path: Path) -> None:
+def test_the_command_and_what_it_refuses(
+    trunk: Tiny, pictures: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     out = tmp_path / "f.safetensors"
     said = CliRunner().invoke(command, ["features", pictures, "--trunk", "tiny", "--size", "16", "--out", str(out)])
     assert said.exit_code == 0 and said.output.strip().endswith(f"--data features:{out}")
     assert fl.data.check(f"features:{out}").form == "frozen features"
     with pytest.raises(ValueError, match="--pca 7: there are 6 features"):
         compute(Request(pictures, "tiny", 16, pca=7), out)
+    with monkeypatch.context() as patch:
+        patch.setattr(features.os, "access", lambda *_: False)
+        with pytest.raises(ValueError, match="give another place with --out"):
+            compute(Request(pictures, "tiny", 16), out)
     with pytest.raises(ValueError, match="trunk"):
         compute(Request(pictures, "efficientnet-lite9"), out)
     save_file({"x": torch.zeros(1)}, tmp_path / "other.safetensors")
