@@ -100,6 +100,7 @@ bench: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/growth.py
 	$(BIN)/python benchmarks/growth.py --resnet18
 	$(BIN)/python benchmarks/checkpoints.py
+	$(BIN)/python benchmarks/memory.py
 	$(BIN)/python benchmarks/overhead.py
 	$(BIN)/python benchmarks/workers.py
 	$(BIN)/python benchmarks/kept_memory.py

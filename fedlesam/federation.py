@@ -21,9 +21,9 @@ from fedlesam import algorithms
 from fedlesam.algorithms import Algorithm
 from fedlesam.core import evaluation, seeds
 from fedlesam.core.batches import Batches, ClientData
-from fedlesam.core.buffers import Buffers
 from fedlesam.core.checks import check_choice, check_count
 from fedlesam.core.choices import Weighting
+from fedlesam.core.computing import return_freed_memory
 from fedlesam.core.disk import FileDigest
 from fedlesam.core.drawn import DrawnClients, is_checked_whole
 from fedlesam.core.evaluation import Evaluation, PerClient
@@ -32,8 +32,8 @@ from fedlesam.core.local import LocalTraining
 from fedlesam.core.module_check import check_module, copied
 from fedlesam.core.record import DROPOUT as DROPOUT
 from fedlesam.core.record import Record as Record
-from fedlesam.core.saving import separate
 from fedlesam.core.server import ServerState, server_step
+from fedlesam.core.shell import Shell
 from fedlesam.core.sound import check_outputs, check_samples
 from fedlesam.core.task import Task
 from fedlesam.engines.base import Engine, Saved
@@ -157,9 +157,11 @@ class Federation:
         self._logged = 0
 
         check_module(model)  # a lazy one cannot even be copied
-        self._model = copied(model) if how.device is None else copied(model).to(find_device(how.device))
+        module = copied(model) if how.device is None else copied(model).to(find_device(how.device))
         graphs = how.cuda_graphs and not (stacked or how.compile)
-        self._flat = FlatModel(copy.deepcopy(self._model), how.precision, how.compile and not stacked, graphs)
+        self._flat = FlatModel(copy.deepcopy(module), how.precision, how.compile and not stacked, graphs)
+        self._shell = Shell(module)
+        return_freed_memory()
         self.algorithm = self.algorithm.for_model(self._flat.tensors)
         buffers = self._flat.buffers()
         outputs, changed, fits = check_outputs(self._flat, seen, test, self.task, stacked=stacked)
@@ -209,13 +211,7 @@ class Federation:
     @property
     def model(self) -> nn.Module:
         """A copy of the global model of now, in eval mode, ready to use or save; what is done to it stays with it."""
-        module = copy.deepcopy(self._model)
-        with torch.no_grad():
-            for name, piece in zip(self._flat.names, self._flat.views(self.state.weights), strict=True):
-                module.get_parameter(name).copy_(piece)
-        Buffers(module).load(self.state.buffers)
-        separate(module)
-        return module.eval()
+        return self._shell.filled(self._flat.views(self.state.weights), self.state.buffers)
 
     @property
     def knows_memories(self) -> bool:
@@ -274,7 +270,7 @@ class Federation:
                 backward_passes=outcome.backward_passes,
                 bytes_down=sent.nbytes * len(chosen),
                 bytes_up=outcome.bytes_up,
-                divergence=outcome.reduction.divergence(state.weights - sent.weights),
+                divergence=outcome.reduction.divergence(state.weights, sent.weights),
                 per_client=self._per_client(tested),
                 dropped=dict(sorted({**dict.fromkeys(silent, DROPOUT), **outcome.dropped}.items())) or None,
             )

@@ -56,3 +56,9 @@ def keep_freed_memory() -> None:
         libc = ctypes.CDLL(None)
         libc.mallopt(M_MMAP_THRESHOLD, LARGE)
         libc.mallopt(M_TRIM_THRESHOLD, NEVER)
+
+
+def return_freed_memory() -> None:
+    """Have glibc return what is free now, such as the copies from which a model was made: vectors do not fit there."""
+    if platform.libc_ver()[0] == "glibc":
+        ctypes.CDLL(None).malloc_trim(0)

@@ -92,17 +92,19 @@ class ExactSum:
             into.copy_(_as_float(parts).div_(SCALE * weight))
         return out.reshape(self.shape)
 
-    def pull(self, weight: int, moved: Tensor) -> float:
-        """2 (mean . moved) - moved . moved, in double precision.
+    def pull(self, weight: int, landed: Tensor, anchor: Tensor) -> float:
+        """2 (mean . moved) - moved . moved, in double precision, where moved = landed - anchor.
 
         Args:
             weight: the sum of all weights.
-            moved: a vector.
+            landed: a vector.
+            anchor: a vector.
         """
-        total = torch.zeros((), dtype=torch.float64, device=moved.device)
+        total = torch.zeros((), dtype=torch.float64, device=landed.device)
         halves = (torch.split(half, CHUNK) for half in self._halves())
-        for part, *parts in zip(torch.split(moved, CHUNK), *halves, strict=True):
-            precise = part.double()
+        ends = (torch.split(end, CHUNK) for end in (landed, anchor))
+        for after, before, *parts in zip(*ends, *halves, strict=True):
+            precise = (after - before).double()
             mean = _as_float(parts).div_(SCALE * weight)
             total += torch.dot(mean.mul_(2).sub_(precise), precise)
         return float(total)

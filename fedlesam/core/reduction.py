@@ -153,6 +153,10 @@ class Reduction:
         sums = {name: total for name, total in self.sums.items() if name.startswith(f"{slot}/")}
         return {name: total.mean(self.weight, dtype) for name, total in unflatten(sums, slot)[slot].items()}
 
+    def keep_update(self) -> None:
+        """Give the sums of what rules uploaded back, once their means are made: they are twice a vector each."""
+        self.sums = {name: total for name, total in self.sums.items() if name == "update"}
+
     def mean_update(self, dtype: torch.dtype) -> Tensor:
         """The mean update d.
 
@@ -198,13 +202,14 @@ class Reduction:
         """The mean local loss; NaN without any result."""
         return sum(summary.loss for summary in self.ordered) / len(self.summaries) if self.summaries else math.nan
 
-    def divergence(self, moved: Tensor) -> float:
+    def divergence(self, landed: Tensor, anchor: Tensor) -> float:
         """The mean over the clients of norm(v_i - w_next)^2, from the moments of the d_i; NaN without any result.
 
         Args:
-            moved: w_next - w.
+            landed: w_next.
+            anchor: w.
         """
         if not self.summaries:
             return math.nan
         squares = sum(summary.weight * summary.square for summary in self.ordered) / self.weight
-        return max(0.0, squares - self.sums["update"].pull(self.weight, moved))
+        return max(0.0, squares - self.sums["update"].pull(self.weight, landed, anchor))

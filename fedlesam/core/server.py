@@ -54,6 +54,7 @@ def server_step(algorithm: Algorithm, state: ServerState, reduction: Reduction, 
         return dataclasses.replace(state, round=state.round + 1)
     algorithm, dtype, share = algorithm.at(state.round), state.weights.dtype, len(reduction.summaries) / clients
     update, (e, c) = reduction.mean_update(dtype), (reduction.mean(s, dtype) for s in ("perturbation", "correction"))
+    reduction.keep_update()
     result = RoundResult(state.weights, update, reduction.steps, reduction.lr, share, c, reduction.norm)
     weights, server = algorithm.server.step(state.server, result)
     result = dataclasses.replace(result, landed=weights)

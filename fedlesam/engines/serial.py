@@ -87,6 +87,7 @@ class SerialEngine:
                 outcome.bytes_up += result.nbytes
                 client, memory = result.client, result.memory
                 self.pending[client] = self.store.prepare(broadcast.round, client, memory, broadcast.weights)
+                del result, memory  # before the next client trains
             self.store.make_room(broadcast.round, broadcast.weights, self.pending)
         outcome.backward_passes, outcome.waited = self.model.backward_passes - passes, self.waited
         return outcome
@@ -108,6 +109,8 @@ class SerialEngine:
                     yield result
                 else:
                     self._drop_client(result.client, refused)
+                del result
+            del group
 
     def reduction(self, broadcast: Broadcast, active: Sequence[int]) -> Reduction:
         """An empty reduction for a round.
@@ -142,6 +145,7 @@ class SerialEngine:
                 self._drop_client(client, error)
             else:
                 yield [result]
+                del result, steps
 
     def _size(self, client: int) -> int:
         """Samples of a client; 0 of one that cannot be made, which fails when it trains."""
@@ -179,7 +183,7 @@ class SerialEngine:
     def commit(self) -> None:
         if self.broadcast is not None:
             self.store.commit(self.broadcast.round, self.broadcast.weights, self.pending)
-        self.pending = {}
+        self.broadcast, self.pending = None, {}
 
     def save(self, folder: Path, round: int, known: Mapping[str, disk.FileDigest], part: int = 0) -> Saved:
         return Saved(self.store.save(folder, segment_file(round, part), known))

@@ -39,7 +39,9 @@ def reduced(answers: list[ClientResult], by_examples: bool = False) -> Reduction
 
 def everything(r: Reduction) -> dict[str, Tensor]:
     """All a server step reads of the answers."""
-    numbers = torch.tensor([r.steps, r.loss, r.divergence(torch.ones(4)), r.weight], dtype=torch.float64)
+    numbers = torch.tensor(
+        [r.steps, r.loss, r.divergence(torch.ones(4), torch.zeros(4)), r.weight], dtype=torch.float64
+    )
     slots = {
         f"{slot} {k}": t for slot in ("perturbation", "correction") for k, t in r.mean(slot, torch.float64).items()
     }

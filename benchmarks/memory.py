@@ -1,0 +1,72 @@
+"""Peak memory of a round in units of V, the bytes of the model's weights, over that of the process before the model.
+
+    python benchmarks/memory.py [--weights 50000000] [--clients 4] [fedavg scaffold ...]
+
+Linear layers of a million weights, one batch a client. Every measurement is a process of its own; the peak is VmHWM
+from /proc, reset before each round. The model that the user made counts; it is one V.
+"""
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+from measure import machine
+from torch import nn
+
+import fedlesam as fl
+
+WIDTH = 1000
+
+
+def status(field: str) -> int:
+    text = Path("/proc/self/status").read_text()
+    return 1024 * int(re.search(rf"{field}:\s+(\d+) kB", text)[1])  # type: ignore[index]
+
+
+def reset_peak() -> None:
+    Path("/proc/self/clear_refs").write_text("5")
+
+
+def measure(name: str, weights: int, clients: int) -> dict[str, float]:
+    torch.set_num_threads(1)
+    fl.Federation(nn.Linear(2, 2), [(torch.ones(2, 2), torch.tensor([0, 1]))], name).round()  # what is loaded once
+    before = status("VmRSS")
+    layers = max(1, weights // WIDTH**2)
+    model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(layers)))
+    vector = sum(p.nbytes for p in model.parameters())
+    data = [(torch.randn(2, WIDTH), torch.tensor([0, 1])) for _ in range(clients)]
+    local, how = fl.LocalTraining(epochs=1, batch_size=2), fl.Execution(threads=1)
+    fed = fl.Federation(model, data, name, local, execution=how)
+    found = {"constructed": (status("VmRSS") - before) / vector}
+    for round in ("first", "second"):
+        reset_peak()
+        fed.round()
+        found[round] = (status("VmHWM") - before) / vector
+        found[f"after {round}"] = (status("VmRSS") - before) / vector
+    return found
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__)
+    arguments.add_argument("methods", nargs="*", default=["fedavg", "scaffold"])
+    arguments.add_argument("--weights", type=int, default=50_000_000)
+    arguments.add_argument("--clients", type=int, default=4)
+    arguments.add_argument("--one", help=argparse.SUPPRESS)
+    options = arguments.parse_args()
+    if options.one:
+        print(json.dumps(measure(options.one, options.weights, options.clients)))
+        return
+    print(machine())
+    print("| method | constructed | first round | after it | second round | after it |\n|---|---|---|---|---|---|")
+    for name in options.methods:
+        sizes = ["--weights", str(options.weights), "--clients", str(options.clients)]
+        command = [sys.executable, __file__, "--one", name, *sizes]
+        found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+        print(f"| {name} | {' | '.join(f'{value:.1f}' for value in found.values())} |", flush=True)
+
+
+main()
