@@ -19,7 +19,7 @@ SCRIPT = Path(__file__).parents[2] / "benchmarks" / "memory.py"
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the peak is read from Linux's /proc")
 @pytest.mark.parametrize(("method", "most"), [("fedavg", 10), ("scaffold", 21)])
 def test_vectors_at_once(method: str, most: float) -> None:
-    """8 of SCAFFOLD's are the four c_i before and after the round. Freed blocks go back, as those of large models do."""
+    """8 of SCAFFOLD's are the four c_i before and after the round. Freed blocks go back, as a large model's do."""
     command = [sys.executable, str(SCRIPT), "--one", method, "--weights", "8000000"]
     environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "PYTHONPATH": str(SCRIPT.parents[1])}
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
