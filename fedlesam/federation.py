@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import get_args
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
 from fedlesam import algorithms
@@ -167,7 +166,7 @@ class Federation:
         outputs, changed, fits = check_outputs(self._flat, seen, test, self.task, stacked=stacked)
         if stacked and changed:
             raise NotStackable(CHANGES.format(", ".join(changed)))
-        self._mixtures = _mixtures(clients, self.task, outputs) if per_client else None
+        self._mixtures = evaluation.mixtures(clients, self.task, outputs) if per_client else None
         self.state = ServerState.initial(self.algorithm, self._flat.weights.clone(), buffers)
         self._pinned, self._begun = how.store == "pinned", False
         self.memories = self._store(how.folder, how.memory)
@@ -390,18 +389,3 @@ class Federation:
         if chosen[0] < 0 or chosen[-1] >= len(self.clients):
             raise ValueError(f"active names clients outside 0 to {len(self.clients) - 1}: {chosen}")
         return chosen
-
-
-def _mixtures(clients: Sequence[ClientData], task: Task, classes: int) -> Tensor:
-    if not isinstance(clients, list | tuple):
-        raise ValueError(
-            f"per_client needs the classes of all {len(clients):,} clients, and a {type(clients).__name__} makes "
-            "clients when they are drawn; give a list, or per_client=False"
-        )
-    rows = []
-    for i, data in enumerate(clients):
-        labels = task.known_targets(data) if task.by_class else None
-        if labels is None or labels.is_floating_point() or labels.ndim != 1:
-            raise ValueError(f"client {i}: per_client needs class numbers known in advance, as in a pair (x, y)")
-        rows.append(evaluation.mixture(labels, classes))
-    return torch.stack(rows)

@@ -1,14 +1,14 @@
 """Loss and metrics of a global model on data it was not trained on."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedlesam.core.batches import Batch, Batches, steps_per_epoch
+from fedlesam.core.batches import Batch, Batches, ClientData, steps_per_epoch
 from fedlesam.core.buffers import Unsupported
 from fedlesam.core.flat_model import FlatModel, ForwardPass
 from fedlesam.core.sound import check_finite
@@ -192,3 +192,19 @@ def mixture(labels: Tensor, classes: int) -> Tensor:
     """
     counts = labels.bincount(minlength=classes).double()
     return counts / counts.sum()
+
+
+def mixtures(clients: Sequence[ClientData], task: Task, classes: int) -> Tensor:
+    """The mixture of classes of every client, for `per_client`; a ValueError where it is not known."""
+    if not isinstance(clients, list | tuple):
+        raise ValueError(
+            f"per_client needs the classes of all {len(clients):,} clients, and a {type(clients).__name__} makes "
+            "clients when they are drawn; give a list, or per_client=False"
+        )
+    rows = []
+    for i, data in enumerate(clients):
+        labels = task.known_targets(data) if task.by_class else None
+        if labels is None or labels.is_floating_point() or labels.ndim != 1:
+            raise ValueError(f"client {i}: per_client needs class numbers known in advance, as in a pair (x, y)")
+        rows.append(mixture(labels, classes))
+    return torch.stack(rows)
