@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     "compare",
     "fedlesam compare fedavg fedsam fedlesam",
     "fedlesam compare scaffold fedgamma fedlesam-s --rho 0.05 --seeds 3 --out runs/rho",
+    "fedlesam compare fedavg fedsam:rho=0.05 fedsam:rho=0.2 fedgmt:strength=0.5",
     "fedlesam compare fedavg fedlesam --split dirichlet:0.6 --clients 20 --active 5 --rounds 30 --json",
 )
 @click.argument("algorithms", nargs=-1, required=True, metavar="METHOD...", type=Setting("algorithm"))
@@ -34,6 +35,7 @@ def command(
 
     Runs that are finished are not repeated, and one that was interrupted is resumed. The folder holds a run folder
     per method and seed, report.html, accuracy.png and split.png. Hyper-parameters go to the methods that take them.
+    METHOD:KEY=VALUE,... gives one method its own, and so compares a method with itself.
     """
     show_comparison(settings, list(algorithms), seeds, trackers, output)
 
@@ -54,22 +56,22 @@ def show_comparison(
     display, on = Display(output.quiet or output.as_json), evaluated_on(base)
     with display.open(out), watching(openers) as watchers:
 
-        def watch(plan: RunConfig) -> "Callable[[Record], None]":
-            name = f"{plan.algorithm} {plan.seed}" if seeds > 1 else plan.algorithm
-            shown = display.watch(name, plan.rounds, on)
-            return watchers.watch(plan, comparison.folder_of(out, plan), shown)
+        def watch(name: str, plan: RunConfig) -> "Callable[[Record], None]":
+            method, _, seed = name.rpartition("-seed")
+            shown = display.watch(f"{method} {seed}" if seeds > 1 else method, plan.rounds, on)
+            return watchers.watch(plan, out / name, shown)
 
         runs = comparison.compare(plans, out, overwrite=output.overwrite, watch=watch)
     drawn = pictures.comparison(runs, out)
     report = out / "report.html"
-    write_report(runs, report)
+    found = write_report(runs, report)
     rows = ranking(runs)
     if output.as_json:
         ranked = [dataclasses.asdict(row) for row in rows]
         click.echo(json.dumps({"folder": str(out), "report": str(report), "evaluated_on": on, "ranking": ranked}))
     elif not output.quiet:
         print_ranking(rows, on)
-        print_gains(rows, runs[0].method)
+        print_gains(rows, found.groups[0].label)
         for picture in drawn:
             click.echo(f"picture: {picture}")
         click.echo(f"runs: {out}")

@@ -16,8 +16,9 @@ def print_ranking(rows: list[Row], on: str = TEST) -> None:
         passes = f" {row.backward_passes / base.backward_passes:.1f}x" if base and base.backward_passes else ""
         sent = f" {row.megabytes / base.megabytes:.1f}x" if base else ""
         costs = f"{row.backward_passes:,.0f}{passes}", f"{row.megabytes:,.1f}{sent}", f"{row.seconds:.1f}"
-        table.append([str(place), row.algorithm, *(_accuracy(row, measure) for measure in MEASURES), *costs])
-    print_table(["#", "method", *numbers], table, ["#", *numbers])
+        values = (_accuracy(row, measure) for measure in MEASURES)
+        table.append([str(place), row.algorithm, row.hyper or "-", *values, *costs])
+    print_table(["#", "method", "hyper-parameters", *numbers], table, ["#", *numbers])
     seeds, measure = max(row.seeds for row in rows), rows[0].measure
     what = f"{on.capitalize()} {measure.title}{' in %' if measure.percent else ''}"
     click.echo(

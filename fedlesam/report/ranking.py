@@ -1,10 +1,10 @@
 """Methods over their seeds, best first, and their paired differences from the first method."""
 
-from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from statistics import fmean
 
+from fedlesam.report.groups import compare_runs, shown
 from fedlesam.runs.evaluated import Measure
 from fedlesam.runs.read import Run
 from fedlesam.runs.stats import paired, seed_mean
@@ -41,6 +41,8 @@ class Row:
     """Down and up, all clients and rounds."""
     seconds: float
     rounds: float
+    hyper: str = ""
+    """The method's hyper-parameters, defaults included."""
     spreads: dict[str, float] = field(default_factory=dict)
     """Standard deviations over seeds; empty with one seed."""
     gains: dict[str, Gain] = field(default_factory=dict)
@@ -55,10 +57,7 @@ def ranking(runs: list[Run]) -> list[Row]:
     Args:
         runs: The runs.
     """
-    by_method: dict[str, list[Run]] = defaultdict(list)
-    for run in runs:
-        by_method[run.method].append(run)
-    return rank(by_method.items())
+    return rank((group.label, group.runs) for group in compare_runs(runs).groups)
 
 
 def rank(named: Iterable[tuple[str, list[Run]]]) -> list[Row]:
@@ -89,6 +88,7 @@ def _row(algorithm: str, runs: list[Run], first: list[Run]) -> Row:
         megabytes=fmean(run.total("bytes_down") + run.total("bytes_up") for run in runs) / 1e6,
         seconds=fmean(run.total("seconds") for run in runs),
         rounds=fmean(len(run.records) for run in runs),
+        hyper=", ".join(f"{name}={shown(value)}" for name, value in runs[0].config.hyper.items()),
         spreads=spreads,
         gains=gains,
         measure=first[0].measure,

@@ -39,13 +39,13 @@ def results(comparison: Comparison) -> Table:
         for name in order:
             found = (getattr(row, name), *([row.spreads.get(name)] if several else []))
             cells += [None if value is None else scale * value for value in found]
-        rows.append([*cells, row.seeds, row.rounds])
+        rows.append([*cells, row.seeds, row.rounds, row.hyper or "-"])
     on = comparison.evaluated_on
     columns = [Column("method")]
     for name in order:
         title = f"{on}, {MEASURES[name]}"
         columns += [Column(f"{title}{sign}", show), *([Column(f"± {title}", show)] if several else [])]
-    columns += [Column("seeds", whole), Column("rounds", whole)]
+    columns += [Column("seeds", whole), Column("rounds", whole), Column("hyper-parameters")]
     caption = "The first number is the mean of the last 10 evaluations, or of all where there are fewer."
     if measure.smaller:
         caption += " Smaller is better."

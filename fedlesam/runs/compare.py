@@ -16,74 +16,92 @@ from fedlesam.runs import config as configs
 from fedlesam.runs.build import build, load_data
 from fedlesam.runs.config import RunConfig
 from fedlesam.runs.folder import RunFolder
+from fedlesam.runs.kinds import Value
 from fedlesam.runs.read import Run, read_run
 from fedlesam.runs.runner import execute
 from fedlesam.runs.together import companies, train_together
 
+Plans = dict[str, RunConfig]
+"""The runs of a comparison, by the names of their folders."""
 
-def plan(base: RunConfig, methods: list[str], seeds: int) -> list[RunConfig]:
+
+def parse_method(text: str) -> tuple[str, dict[str, Value]]:
+    """`fedsam`, or `fedsam:rho=0.05,lr_g=1` with hyper-parameters: the name and their values.
+
+    Args:
+        text: What was typed; `module:callable` may stand for a name.
+    """
+    name, colon, values = text.rpartition(":")
+    if not colon or "=" not in values:
+        return text, {}
+    hyper = {}
+    for pair in values.split(","):
+        key, equals, value = pair.partition("=")
+        if not equals or not key.strip() or not value.strip():
+            raise ValueError(f"method {text!r}: expected NAME:KEY=VALUE,..., got {pair!r}; e.g. fedsam:rho=0.05")
+        hyper[key.strip()] = configs.parse(key.strip(), value.strip(), f"method {text!r}")
+    return name, hyper
+
+
+def plan(base: RunConfig, methods: list[str], seeds: int) -> Plans:
     """The runs of a comparison; a hyper-parameter goes to the methods that take it, and one nobody takes is refused.
 
     Args:
         base: Settings of all runs, not resolved.
-        methods: Names of methods.
+        methods: Names of methods, with hyper-parameters of their own or not: `fedsam`, `fedsam:rho=0.05`.
         seeds: Runs per method, from the seed of `base` on.
     """
-    if len(set(methods)) < len(methods):
-        raise ValueError(f"a method is named twice: {', '.join(methods)}")
-    takes = {name: algorithms.hyperparameters(name) for name in methods}
-    for name in base.hyper:
-        if not any(name in known for known in takes.values()):
-            raise ValueError(f"none of {', '.join(methods)} takes {name}")
-    probes = {name: fitting(base.probe, algorithms.get(name)) for name in methods}
+    parsed = {text: parse_method(text) for text in methods}
+    takes = {text: algorithms.hyperparameters(name) for text, (name, _) in parsed.items()}
+    for key in base.hyper:
+        if not any(key in known for known in takes.values()):
+            raise ValueError(f"none of {', '.join(methods)} takes {key}")
+    hypers = {
+        text: {**{key: value for key, value in base.hyper.items() if key in takes[text]}, **own}
+        for text, (_, own) in parsed.items()
+    }
+    probes = {text: fitting(base.probe, algorithms.get(name, **hypers[text])) for text, (name, _) in parsed.items()}
     if base.probe not in probes.values():
         raise ValueError(f"drift: none of {', '.join(methods)} has a perturbation; leave the probe out")
-    plans = []
-    for algorithm in methods:
-        hyper = {name: value for name, value in base.hyper.items() if name in takes[algorithm]}
-        method = dataclasses.replace(base, algorithm=algorithm, hyper=hyper, probe=probes[algorithm])
+    plans: Plans = {}
+    for text in methods:
+        name = parsed[text][0]
+        method = dataclasses.replace(base, algorithm=name, hyper=hypers[text], probe=probes[text])
         for seed in range(base.seed, base.seed + seeds):
-            plans.append(configs.resolve(dataclasses.replace(method, seed=seed)))
+            config = configs.resolve(dataclasses.replace(method, seed=seed))
+            if config in plans.values():
+                raise ValueError(f"a method is named twice: {', '.join(methods)}")
+            plans[f"{file_name(text)}-seed{seed}"] = config
     return plans
 
 
-def prepare(base: RunConfig, methods: list[str], seeds: int, out: Path | None = None) -> tuple[list[RunConfig], Path]:
+def prepare(base: RunConfig, methods: list[str], seeds: int, out: Path | None = None) -> tuple[Plans, Path]:
     """The runs of a comparison and its folder; threads that were not given stay what an earlier call began with.
 
     Args:
         base: Settings of all runs, not resolved.
-        methods: Names of methods.
+        methods: Names of methods, with hyper-parameters of their own or not.
         seeds: Runs per method, from the seed of `base` on.
         out: The folder; None names it after the settings.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ValueError("under torchrun use `fedlesam run`, one method at a time; `compare` takes --workers instead")
     plans = plan(base, methods, seeds)
-    name = hashlib.sha256("".join(configs.identity(plan) for plan in plans).encode()).hexdigest()[:8]
+    name = hashlib.sha256("".join(configs.identity(plan) for plan in plans.values()).encode()).hexdigest()[:8]
     out = out or Path("runs") / f"compare-{file_name(base.data)}-{name}"
-    began = next((folder for p in plans if (folder := RunFolder(folder_of(out, p))).config.exists()), None)
+    began = next((folder for folder in (RunFolder(out / name) for name in plans) if folder.config.exists()), None)
     if base.threads is None and began is not None:
         threads = began.read_config().threads
-        plans = [dataclasses.replace(plan, threads=threads) for plan in plans]
+        plans = {name: dataclasses.replace(plan, threads=threads) for name, plan in plans.items()}
     return plans, out
 
 
-def folder_of(out: Path, config: RunConfig) -> Path:
-    """The folder of one run of a comparison.
-
-    Args:
-        out: The comparison's folder.
-        config: Settings of a run.
-    """
-    return out / f"{file_name(config.algorithm)}-seed{config.seed}"
-
-
 def compare(
-    plans: list[RunConfig],
+    plans: Plans,
     out: Path,
     *,
     overwrite: bool = False,
-    watch: Callable[[RunConfig], Callable[[Record], None] | None] = lambda _: None,
+    watch: Callable[[str, RunConfig], Callable[[Record], None] | None] = lambda _, __: None,
 ) -> list[Run]:
     """Do the runs that are not done yet, one after the other or together, and read them all.
 
@@ -91,26 +109,27 @@ def compare(
         plans: The runs, as of `prepare`.
         out: The comparison's folder.
         overwrite: Whether to replace what the folder holds.
-        watch: Returns, for a run that begins, what is called with each of its records.
+        watch: Returns, for the name and settings of a run that begins, what is called with each of its records.
     """
-    open_runs = [config for config in plans if RunFolder(folder_of(out, config)).needs_run(config, overwrite)]
-    data = load_data(plans[0]) if open_runs else None
-    for config in {config.algorithm: config for config in open_runs}.values():
+    left = {name: plan for name, plan in plans.items() if RunFolder(out / name).needs_run(plan, overwrite)}
+    data = load_data(next(iter(left.values()))) if left else None
+    for config in {(config.algorithm, str(config.hyper)): config for config in left.values()}.values():
         # refuses what cannot work with one method before another one has been trained
         attach(config.probe, build(config, data).federation)
     wrong: list[BaseException] = []
 
-    def run(config: RunConfig, stack: Stack | None) -> None:
+    def run(name: str, stack: Stack | None) -> None:
         try:
-            path = folder_of(out, config)
-            execute(config, path, overwrite=overwrite, watch=watch(config), data=data, stack=stack)
+            shown = watch(name, left[name])
+            execute(left[name], out / name, overwrite=overwrite, watch=shown, data=data, stack=stack)
         except BaseException as error:
             if stack is None:
                 raise
             wrong.append(error)
 
+    names, open_runs = list(left), list(left.values())
     for company in companies(open_runs):
-        train_together(open_runs[company[0]], [functools.partial(run, open_runs[i]) for i in company])
+        train_together(open_runs[company[0]], [functools.partial(run, names[i]) for i in company])
         if wrong:
             raise wrong[0]
-    return [read_run(folder_of(out, config)) for config in plans]
+    return [read_run(out / name) for name in plans]

@@ -191,9 +191,9 @@ def test_what_cannot_work_is_refused_before_training(change: dict[str, Any], sai
 
 def test_a_comparison_gives_drift_to_those_that_perturb() -> None:
     base = RunConfig(probe="sharpness:every=5 drift")
-    plans = {p.algorithm: p.probe for p in plan(base, ["fedavg", "fedsam"], 1)}
+    plans = {p.algorithm: p.probe for p in plan(base, ["fedavg", "fedsam"], 1).values()}
     assert plans == {"fedavg": "sharpness:every=5", "fedsam": "sharpness:every=5 drift"}
-    assert [p.probe for p in plan(RunConfig(), ["fedavg"], 1)] == [None]
+    assert [p.probe for p in plan(RunConfig(), ["fedavg"], 1).values()] == [None]
     with pytest.raises(ValueError, match="drift: none of fedavg, scaffold has a perturbation"):
         plan(base, ["fedavg", "scaffold"], 1)
 

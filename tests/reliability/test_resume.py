@@ -295,8 +295,8 @@ def test_a_comparison_goes_on(references: References, tmp_path: Path) -> None:
     plans = comparison.plan(small("fedavg"), ["fedavg", "fedlesam-s", "fedsmoo"], 1)
     rounds: list[tuple[str, int]] = []
 
-    def watch(stop: bool) -> Callable[[RunConfig], Callable[[Record], None]]:
-        def begin(config: RunConfig) -> Callable[[Record], None]:
+    def watch(stop: bool) -> Callable[[str, RunConfig], Callable[[Record], None]]:
+        def begin(name: str, config: RunConfig) -> Callable[[Record], None]:
             def see(record: Record) -> None:
                 rounds.append((config.algorithm, record.round))
                 if stop and config.algorithm == "fedlesam-s" and record.round == 2:
@@ -312,8 +312,8 @@ def test_a_comparison_goes_on(references: References, tmp_path: Path) -> None:
     rounds.clear()
     comparison.compare(plans, tmp_path, watch=watch(stop=False))
     assert rounds == [("fedlesam-s", r) for r in (3, 4, 5)] + [("fedsmoo", r) for r in range(6)]
-    for plan in plans:
-        assert result(comparison.folder_of(tmp_path, plan)) == references(plan)
+    for name, plan in plans.items():
+        assert result(tmp_path / name) == references(plan)
 
 
 def test_a_comparison_killed_in_its_second_run(references: References, tmp_path: Path) -> None:

@@ -9,10 +9,10 @@ import pytest
 from PIL import Image
 
 from fedlesam.report import pictures
+from fedlesam.report.ranking import ranking
 from fedlesam.runs import compare as comparison
-from fedlesam.runs.compare import compare, folder_of, plan
+from fedlesam.runs.compare import compare, parse_method, plan
 from fedlesam.runs.config import RunConfig
-from fedlesam.runs.folder import RunFolder
 from fedlesam.runs.read import Run
 
 TINY = RunConfig(clients=6, active=2, rounds=2, epochs=1, batch_size=50, model="mlp:hidden=4", threads=1)
@@ -20,7 +20,9 @@ TINY = RunConfig(clients=6, active=2, rounds=2, epochs=1, batch_size=50, model="
 
 def test_hyper_parameters_go_to_those_who_take_them() -> None:
     base = dataclasses.replace(TINY, hyper={"rho": 0.3, "alpha": 0.2})
-    plans = {config.algorithm: config.hyper for config in plan(base, ["fedavg", "fedsam", "mofedsam", "fedcm"], 1)}
+    plans = {
+        config.algorithm: config.hyper for config in plan(base, ["fedavg", "fedsam", "mofedsam", "fedcm"], 1).values()
+    }
     assert plans == {
         "fedavg": {"lr_g": 1.0},
         "fedsam": {"rho": 0.3, "lr_g": 1.0},
@@ -36,13 +38,13 @@ def test_one_that_nobody_takes_is_refused() -> None:
 
 def test_seeds_and_each_methods_own_decay() -> None:
     plans = plan(dataclasses.replace(TINY, seed=4), ["fedavg", "feddyn"], 2)
-    assert [(p.algorithm, p.seed, p.lr_decay) for p in plans] == [
+    assert [(p.algorithm, p.seed, p.lr_decay) for p in plans.values()] == [
         ("fedavg", 4, 0.998),
         ("fedavg", 5, 0.998),
         ("feddyn", 4, 0.9995),
         ("feddyn", 5, 0.9995),
     ]
-    assert len({folder_of(Path("x"), p) for p in plans}) == 4
+    assert list(plans) == ["fedavg-seed4", "fedavg-seed5", "feddyn-seed4", "feddyn-seed5"]
 
 
 def test_bad_plans() -> None:
@@ -62,12 +64,12 @@ def test_the_same_clients_batches_and_first_model(tmp_path: Path) -> None:
     plans = plan(TINY, ["fedavg", "scaffold", "fedlesam"], 1)
     runs = compare(plans, tmp_path)
     assert [run.algorithm for run in runs] == ["fedavg", "scaffold", "fedlesam"]
-    firsts = [first_records(folder_of(tmp_path, p)) for p in plans]
+    firsts = [first_records(tmp_path / name) for name in plans]
     for key in ("active", "train_loss", "test_loss", "test_accuracy"):
         assert firsts[0][key] == firsts[1][key] == firsts[2][key]
     seconds = [run.records[1]["train_loss"] for run in runs]
     assert seconds[0] != seconds[1]
-    splits = {(folder_of(tmp_path, p) / "split.safetensors").read_bytes() for p in plans}
+    splits = {(tmp_path / name / "split.safetensors").read_bytes() for name in plans}
     assert len(splits) == 1
 
 
@@ -79,7 +81,7 @@ def test_finished_runs_are_not_repeated(tmp_path: Path) -> None:
     runs = compare(
         plan(TINY, ["fedavg", "fedsam"], 1),
         tmp_path,
-        watch=lambda config: watched.append(config.algorithm),  # type: ignore[func-returns-value]
+        watch=lambda _, config: watched.append(config.algorithm),  # type: ignore[func-returns-value]
     )
     assert watched == ["fedsam"]
     assert model.stat().st_mtime_ns == before
@@ -146,7 +148,36 @@ def test_share_of_active_clients_is_named(
     assert titles[0].endswith(words)
 
 
-def test_a_users_method_has_a_folder_name(tmp_path: Path) -> None:
-    folder = folder_of(tmp_path, dataclasses.replace(TINY, algorithm="my.module:method", seed=2))
-    assert folder == tmp_path / "my.module-method-seed2"
-    assert not RunFolder(folder).config.exists()
+def test_a_users_method_has_a_folder_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "ours.py").write_text("from fedlesam.algorithms import fedavg as method")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert list(plan(dataclasses.replace(TINY, seed=2), ["ours:method"], 1)) == ["ours-method-seed2"]
+
+
+def test_a_method_may_have_values_of_its_own(tmp_path: Path) -> None:
+    base = dataclasses.replace(TINY, hyper={"rho": 0.3})
+    plans = plan(base, ["fedavg", "fedsam", "fedsam:rho=0.05", "fedsam:rho=0.2,lr_g=0.5"], 1)
+    hypers = {name: dict(config.hyper) for name, config in plans.items()}
+    assert hypers == {
+        "fedavg-seed0": {"lr_g": 1.0},
+        "fedsam-seed0": {"rho": 0.3, "lr_g": 1.0},
+        "fedsam-rho-0.05-seed0": {"rho": 0.05, "lr_g": 1.0},
+        "fedsam-rho-0.2-lr_g-0.5-seed0": {"rho": 0.2, "lr_g": 0.5},
+    }
+    runs = compare(plans, tmp_path)
+    rows = {row.algorithm: row.hyper for row in ranking(runs)}
+    assert sorted(rows.values()) == ["lr_g=1", "rho=0.05, lr_g=1", "rho=0.2, lr_g=0.5", "rho=0.3, lr_g=1"]
+    assert len(rows) == 4, "each with a label of its own"
+
+
+def test_methods_with_values_are_parsed() -> None:
+    assert parse_method("fedsam") == ("fedsam", {})
+    assert parse_method("fedsam:rho=0.05") == ("fedsam", {"rho": 0.05})
+    assert parse_method("my.module:make") == ("my.module:make", {})
+    assert parse_method("my.module:make:rho=1,kind=a") == ("my.module:make", {"rho": 1.0, "kind": "a"})
+    with pytest.raises(ValueError, match="expected NAME:KEY=VALUE"):
+        parse_method("fedsam:rho=0.1,lr_g")
+    with pytest.raises(ValueError, match="a method is named twice"):
+        plan(TINY, ["fedsam", "fedsam:rho=0.01"], 1)
+    with pytest.raises(ValueError, match="fedavg has no rho; it takes lr_g"):
+        plan(TINY, ["fedavg:rho=0.1"], 1)
