@@ -31,7 +31,7 @@ MOST_ROOMS = 12
 """Files and folders in the package, private ones included, `__*` not."""
 
 CORE = ["core/slots.py", "core/client.py", "core/server.py"]
-CORE_LINES = 650
+CORE_LINES = 700
 METHODS = ["rules", "algorithms.py"]
 LINES_PER_METHOD = 24
 
