@@ -1,6 +1,8 @@
 """What decides the speed on a GPU, checked without one: a local step reads nothing on the host and is sent nothing."""
 
+import functools
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -8,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from worlds import federation, play, samples, steps_in, training
+from worlds import federation, mlp, play, samples, steps_in, training
 
 from fedlesam.algorithms import CATALOGUE
 from fedlesam.core import client as local_loop
@@ -124,3 +126,54 @@ def test_a_model_that_resets_its_gradients_trains_all_the_same() -> None:
     plain[0].load_state_dict(resets.inner.state_dict())
     one, other = (play(federation("fedsam", model=m, clients=samples()), [[0, 1]]) for m in (resets, plain))
     assert torch.equal(one.weights, other.weights)
+
+
+def counted(steps: Callable[[], object]) -> int:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as found:
+        steps()
+    return sum(event.name.startswith("aten::") for event in found.events())
+
+
+@functools.cache
+def bare_operations(passes: int) -> int:
+    """Of two steps of SGD, or of SAM, as one writes them."""
+    model, (x, y) = mlp((5, 6, 4, 3)), samples((12,))[0]
+    parameters = list(model.parameters())
+    optimiser = torch.optim.SGD(parameters, lr=0.1, weight_decay=1e-3)
+    order = torch.arange(12)
+
+    def backward(indices: Tensor) -> None:
+        optimiser.zero_grad()
+        nn.functional.cross_entropy(model(x[indices]), y[indices]).backward()
+
+    def step(number: int) -> None:
+        indices = order[4 * number : 4 * number + 4]
+        backward(indices)
+        if passes == 2:
+            norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+            with torch.no_grad():
+                moves = [p.grad * (0.1 / (norm + 1e-7)) for p in parameters if p.grad is not None]
+                torch._foreach_add_(parameters, moves)
+                backward_at = torch.enable_grad()(backward)
+                backward_at(indices)
+                torch._foreach_sub_(parameters, moves)
+        nn.utils.clip_grad_norm_(parameters, 10.0)
+        optimiser.step()
+
+    step(0)
+    return counted(lambda: (step(1), step(2)))
+
+
+@pytest.mark.parametrize("method", CATALOGUE)
+def test_a_step_does_no_more_operations_than_a_bare_loop(method: str) -> None:
+    """But for a teacher, whose forward pass comes on top."""
+    clients = samples((12, 12))
+    fed = play(federation(method, model=mlp((5, 6, 4, 3)), clients=clients, local=training(epochs=5)), [[0, 1]])
+    steps = steps_in(fed, 0)
+    next(steps)
+    next(steps)
+    made = counted(lambda: (next(steps), next(steps)))
+    steps.close()
+    rule = fed.algorithm.perturbation
+    allowed = bare_operations(rule.passes)
+    assert made <= allowed * (1 if not rule.teaches else 1.6)

@@ -3,6 +3,7 @@
 import inspect
 import random
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -451,3 +452,34 @@ def test_an_update_that_is_not_finite(method: str) -> None:
     with pytest.raises(NotFinite, match="round 0, client 1: the update is not finite"):
         fed.round([1])
     assert_same_bits(states(fed), before)
+
+
+@every_method
+def test_rules_compute_on_the_device(method: str) -> None:
+    rules.check_on_device(federation(method).algorithm)
+
+
+@dataclass(frozen=True)
+class Reads(rules.Perturbation):
+    """What a user may write."""
+
+    gradient = "current"
+    how: str = "if"
+
+    def ascend(self, gradient: Tensor, step: rules.Step) -> Tensor:
+        if self.how == "if":
+            return gradient if gradient.norm() > 0 else gradient * 0
+        return gradient * (1 / float(gradient.norm()) if self.how == "float" else 1 / gradient.norm().item())
+
+
+@dataclass(frozen=True)
+class ReadsOnce(rules.Correction):
+    def prepare(self, anchor: Tensor, client_state: rules.State, server_state: rules.State) -> rules.AffineStep:
+        return rules.AffineStep(gain=1 / (1 + float(anchor.norm())))
+
+
+@pytest.mark.parametrize("rule", [Reads(how="if"), Reads(how="float"), Reads(how="item"), ReadsOnce()])
+def test_a_users_rule_that_reads_is_found(rule: rules.Perturbation | rules.Correction) -> None:
+    slot = "correction" if isinstance(rule, rules.Correction) else "perturbation"
+    with pytest.raises(ValueError, match=r"Reads.* reads a number of a vector on the host.*torch\.where"):
+        rules.check_on_device(fedlesam.Algorithm(**{slot: rule}))

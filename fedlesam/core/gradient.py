@@ -1,0 +1,61 @@
+"""The gradient of one batch after the other, for the plain local loop."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from fedlesam.core import seeds
+from fedlesam.core.batches import Batch
+from fedlesam.core.flat_model import FlatModel
+from fedlesam.core.lesson import Lesson, logits
+from fedlesam.core.task import Task
+
+
+class BatchGradient:
+    """The gradient of one batch after the other, by autograd on the module itself."""
+
+    batch: tuple[Batch, int]
+    """The batch, and the seed of what layers draw: both passes of a step see the same mask."""
+
+    def __init__(self, model: FlatModel, task: Task, received: Mapping[str, Tensor]) -> None:
+        self.model, self.task, self.received = model, task, received
+        self.draws: bool | None = None
+        """Whether layers draw random numbers; the first pass of the round shows it. Where none does, none is seeded."""
+
+    def __call__(self, at: Tensor, out: Tensor, *, final: bool, lesson: Lesson | None = None) -> Tensor:
+        batch, model, passes = self.batch[0], self.model, self.model.backward_passes
+        taught = None if lesson is None else self.taught(lesson.teacher)
+        restore = not final and bool(model.state.names)
+
+        def work(batch: Batch) -> Tensor:
+            buffers = model.buffers() if restore else {}
+            found = model.step(self.task, batch)
+            value = found.loss if lesson is None or taught is None else lesson.objective(found, taught)
+            model.backward_of(value, out)
+            model.load_buffers(buffers)
+            return found.loss.detach()
+
+        graphs = model.graphs if lesson is None else None  # a teacher has other tensors in every round
+        self._seed()
+        before = seeds.state(model.device) if self.draws is None else None
+        loss = work(batch) if graphs is None else graphs.run(restore, work, batch)
+        if self.draws is None:
+            self.draws = seeds.state(model.device) != before
+        model.backward_passes = passes + 1
+        return loss
+
+    def taught(self, teacher: Tensor) -> Tensor:
+        """The teacher's logits: the same batch and mask, the buffers that were received, and no trace of the pass."""
+        batch, weights, buffers = self.batch[0], self.model.weights, self.model.buffers()
+        student = self.model.scratch("student").copy_(weights)
+        self.model.load(teacher, self.received)
+        self._seed()
+        with torch.no_grad():
+            found = logits(self.model.step(self.task, batch))
+        self.model.load(student, buffers)
+        return found
+
+    def _seed(self) -> None:
+        if self.draws is not False:
+            seeds.reseed_torch(self.batch[1], self.model.device)
