@@ -24,7 +24,7 @@ MORE = (
 )
 HEADS = ARMS | {arm.name: arm for arm in MORE}
 BASES = ("scaffold", "fedavg", "feddyn")
-FAMILIES = (("scaffold", ("fedgamma", "fedlesam-s")), ("fedavg", ("fedsam", "fedlesam")), ("feddyn", ("fedlesam-d",)))
+FAMILIES = (("scaffold", ("fedlesam-s", "fedgamma")), ("fedavg", ("fedlesam", "fedsam")), ("feddyn", ("fedlesam-d",)))
 """A base and its arms of the primary family, in the order of work: a family that is complete can be judged."""
 PRIMARY = ("fedsam", "fedgamma", "fedlesam", "fedlesam-s", "fedlesam-d")
 OTHERS = ("fedsmoo", "freesam", "freesam-s", "freesam-d", "fedlesam-released-s", "fedlesam-ahead-s", "shuffled-s")

@@ -91,7 +91,8 @@ def judge(
         both = [lines.tests(arm) for arm in known((left, right))]
         if len(both) == 2 and all(len(values) == bench.seeds for values in both) and bench.seeds > 1:
             family[left, right] = paired(*both)
-    ps = holm([p_value(favour) for favour in family.values()])
+    waiting = [1.0] * (len(claims) - len(family))  # the family keeps its size while runs are missing
+    ps = holm([*(p_value(favour) for favour in family.values()), *waiting])[: len(family)]
     return {claim: (favour, p) for (claim, favour), p in zip(family.items(), ps, strict=True)}
 
 

@@ -10,6 +10,7 @@ import pytest
 from fedlesam.runs.stats import PairedDifferences
 from reproduction import heads, heads_run, heads_tables
 from reproduction.heads import BASES, PRIMARY, Bench, Lines, Trial, stages
+from reproduction.significance import p_value
 from reproduction.writing import markdown
 
 SMOKE = heads.benches("smoke")[0]
@@ -71,7 +72,7 @@ def test_the_primary_family_comes_first(tmp_path: Path) -> None:
     filled(tmp_path / "runs.jsonl", bench, {"fedgamma": 3})
     order = [json.loads(text) for text in (tmp_path / "runs.jsonl").read_text().splitlines()]
     results = list(dict.fromkeys(run["arm"] for run in order if not run["tuning"]))
-    assert set(results[:8]) == {*BASES, *PRIMARY} and results[:3] == ["scaffold", "fedgamma", "fedlesam-s"]
+    assert set(results[:8]) == {*BASES, *PRIMARY} and results[:3] == ["scaffold", "fedlesam-s", "fedgamma"]
     assert {run["arm"] for run in order[:16]} == {"scaffold", "fedgamma"}
 
 
@@ -82,7 +83,10 @@ def test_an_arm_without_all_its_seeds_is_in_no_verdict(tmp_path: Path) -> None:
     path.write_text("\n".join(kept) + '\n{"cut off')
     lines = Lines.read(bench, path)
     assert len(lines.tests("fedsam")) == 9
-    assert ("fedlesam", "fedsam") not in heads_tables.judge(bench, lines, heads.CLAIMS)
+    judged = heads_tables.judge(bench, lines, heads.CLAIMS)
+    assert ("fedlesam", "fedsam") not in judged
+    favour, corrected = judged["fedlesam-s", "fedgamma"]
+    assert corrected == pytest.approx(5 * p_value(favour)), "the family keeps its size"
     assert "1 of 5 wait for runs" in heads_tables.make(bench, lines).blocks[1].title
 
 
