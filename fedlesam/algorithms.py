@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from fedlesam.core.names import imported, unknown
+from fedlesam.core.privacy import Privacy
 from fedlesam.core.slots import Algorithm as Algorithm
 from fedlesam.core.slots import Average, NoPerturbation
 from fedlesam.rules.controls import (
@@ -220,6 +221,11 @@ def fedsol(rho: float = 1.0, adaptive: bool = True) -> Algorithm:
     return Algorithm(ProximalAscent(rho, adaptive))
 
 
+def dp_fedsam(rho: float = 0.1, clip: float = 0.2, noise: float = 0.95, delta: float = 0.0) -> Algorithm:
+    """Shi et al., Make Landscape Flatter in Differentially Private Federated Learning, CVPR 2023, arXiv 2303.11242."""
+    return Algorithm(LocalAscent(rho), privacy=Privacy(clip, noise, delta))
+
+
 def fedwmsam(rho: float = 0.01, alpha: float = 0.1) -> Algorithm:
     """Li et al., FedWMSAM, NeurIPS 2025, arXiv 2511.22080."""
     return Algorithm(TrajectoryAscent(rho), WeightedMomentum(alpha))
@@ -304,6 +310,7 @@ FAMILY = (
     fedgmt,
     fedsol,
     fedwmsam,
+    dp_fedsam,
     msam,
     fedavgm,
     fedyogi,

@@ -162,10 +162,17 @@ class Federation:
         self._shell = Shell(module)
         return_freed_memory()
         self.algorithm = self.algorithm.for_model(self._flat.tensors)
-        buffers = self._flat.buffers()
-        outputs, changed, fits = check_outputs(self._flat, seen, test, self.task, stacked=stacked)
+        buffers, private = self._flat.buffers(), self.algorithm.privacy is not None
+        outputs, changed, fits = check_outputs(self._flat, seen, test, self.task, stacked=stacked or private)
         if stacked and changed:
             raise NotStackable(CHANGES.format(", ".join(changed)))
+        if private and changed:
+            raise ValueError(
+                f"privacy: the buffers {', '.join(changed)} change in training and would be sent without noise; "
+                "use a model without such, e.g. with GroupNorm"
+            )
+        self._drawn = True
+        """Whether the clients of all rounds so far were drawn: what privacy costs is only known then."""
         self._mixtures = evaluation.mixtures(clients, self.task, outputs) if per_client else None
         self.state = ServerState.initial(self.algorithm, self._flat.weights.clone(), buffers)
         self._pinned, self._begun = how.store == "pinned", False
@@ -252,7 +259,8 @@ class Federation:
         engine, sent, began = self._start(), self.state.sent(self.algorithm), time.perf_counter()
         try:
             outcome = engine.train(sent, [client for client in chosen if client not in silent])
-            state = server_step(self.algorithm, self.state, outcome.reduction, len(self.clients))
+            asked, n = len(chosen), len(self.clients)
+            state = server_step(self.algorithm, self.state, outcome.reduction, n, asked, self.seed)
             seconds = time.perf_counter() - began - outcome.waited
             due = state.round % self.evaluate_every == 0 if evaluate is None else evaluate
             tested = engine.evaluate(state.broadcast()) if due else None
@@ -271,6 +279,7 @@ class Federation:
                 bytes_up=outcome.bytes_up,
                 divergence=outcome.reduction.divergence(state.weights, sent.weights),
                 per_client=self._per_client(tested),
+                epsilon=self._epsilon(state.round, active is None),
                 dropped=dict(sorted({**dict.fromkeys(silent, DROPOUT), **outcome.dropped}.items())) or None,
             )
             engine.commit()
@@ -371,6 +380,12 @@ class Federation:
                 log.warning("round %d: client %d is dropped: %s", record.round, client, why)
             if self._logged == MOST_LOGGED + 1:
                 log.warning("more clients are dropped; all of them are in the records")
+
+    def _epsilon(self, rounds: int, drawn: bool) -> float | None:
+        """What privacy has cost after so many rounds; None where it is not known."""
+        self._drawn &= drawn
+        privacy = self.algorithm.privacy if self._drawn else None
+        return None if privacy is None else privacy.epsilon(len(self.clients), self.active, rounds)
 
     def _per_client(self, tested: Evaluation | None) -> PerClient | None:
         if tested is None or tested.by_class is None or self._mixtures is None:

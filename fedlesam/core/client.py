@@ -221,7 +221,8 @@ def finish(
     rule, correction = r.algorithm.perturbation, r.algorithm.correction
     start = r.anchor if r.ascends or r.e is None else r.anchor + r.e
     mean = r.algorithm.mean_lr(cast(float, r.lr), steps)  # tensors in a map over clients
-    result = LocalResult(r.v - start, steps, mean)
+    update, privacy = r.v - start, r.algorithm.privacy
+    result = LocalResult(update if privacy is None else privacy.clipped(update), steps, mean)
     after = Memory(
         rule.next_client_state(r.anchor, r.client_state),
         correction.next_client_state(memory.correction, broadcast.correction, result),

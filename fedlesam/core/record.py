@@ -34,6 +34,8 @@ class Record:
     """Test accuracy on every client's own mixture of classes, when asked for and evaluated."""
     dropped: dict[int, str] | None = None
     """The active clients that are not part of the round, and why: dropout, an error, an update that exploded."""
+    epsilon: float | None = None
+    """What the rounds so far have cost of a method with privacy; None where the accountant is not installed."""
     metrics: dict[str, float] = field(default_factory=dict)
     """What the task measures on the test data, in its order: the first one ranks."""
     smaller: tuple[str, ...] = ()

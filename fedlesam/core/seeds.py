@@ -9,7 +9,8 @@ import numpy as np
 import torch
 
 PURPOSES = {"participation": 1, "batches": 2, "step": 3, "epochs": 4, "split": 5, "model": 6, "dropout": 7, "probe": 8}
-Purpose = Literal["participation", "batches", "step", "epochs", "split", "model", "dropout", "probe"]
+PURPOSES |= {"privacy": 9}
+Purpose = Literal["participation", "batches", "step", "epochs", "split", "model", "dropout", "probe", "privacy"]
 
 
 def derive(seed: int, purpose: Purpose, *where: int) -> int:

@@ -48,13 +48,20 @@ class ServerState:
         return cls(round, slots.pop("weights"), **unflatten(slots, "buffers", "perturbation", "correction", "server"))
 
 
-def server_step(algorithm: Algorithm, state: ServerState, reduction: Reduction, clients: int) -> ServerState:
-    """The next global model and state, from the answers of K of `clients` clients; without answers all stays."""
+def server_step(
+    algorithm: Algorithm, state: ServerState, reduction: Reduction, clients: int, asked: int = 0, seed: int = 0
+) -> ServerState:
+    """The next global model and state, from the answers of K of `clients` clients; without answers all stays.
+
+    `asked` is the number of clients that were drawn, and `seed` that of the run, for the noise of privacy.
+    """
     if not reduction.summaries:
         return dataclasses.replace(state, round=state.round + 1)
     algorithm, dtype, share = algorithm.at(state.round), state.weights.dtype, len(reduction.summaries) / clients
     update, (e, c) = reduction.mean_update(dtype), (reduction.mean(s, dtype) for s in ("perturbation", "correction"))
     reduction.keep_update()
+    if algorithm.privacy is not None:
+        update = algorithm.privacy.noisy(update, len(reduction.summaries), asked, seed, state.round)
     result = RoundResult(state.weights, update, reduction.steps, reduction.lr, share, c, reduction.norm)
     weights, server = algorithm.server.step(state.server, result)
     result = dataclasses.replace(result, landed=weights)

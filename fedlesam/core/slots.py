@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fedlesam.core.checks import check_choice, check_params, param
+from fedlesam.core.privacy import Privacy
 from fedlesam.core.vectors import is_number
 
 State = dict[str, Tensor]
@@ -99,6 +100,11 @@ class Rule:
     def __post_init__(self) -> None:
         check_params(self)
 
+    @property
+    def tells(self) -> bool:
+        """Whether the server learns more of clients through the rule than their mean update."""
+        return type(self).remove_client is not Rule.remove_client
+
     def check(self, algorithm: "Algorithm") -> None:
         """A ValueError if the rule cannot be used so, or with the other rules of this method."""
 
@@ -157,6 +163,10 @@ class Perturbation(Rule):
                 f'{name} has ascend(), but its gradient is "unused", with which ascend() is never called; '
                 'set gradient to "current", "previous" or "none", or define round_perturbation() alone'
             )
+
+    @property
+    def tells(self) -> bool:
+        return super().tells or type(self).upload is not Perturbation.upload
 
     @property
     def passes(self) -> int:
@@ -220,6 +230,12 @@ class Correction(Rule):
 
     any_optimizer: ClassVar[bool] = False
     """The rule does not take an update for a sum of SGD steps (dividing it by steps * lr): AdamW may make them."""
+
+    @property
+    def tells(self) -> bool:
+        return super().tells or any(
+            getattr(type(self), n) is not getattr(Correction, n) for n in ("upload", "aggregate")
+        )
 
     def prepare(self, anchor: Tensor, client_state: State, server_state: State) -> AffineStep:
         """gain, pull and bias of the round."""
@@ -296,6 +312,7 @@ class Algorithm:
         lr_decay: the factor of the local learning rate per round, unless `LocalTraining` sets its own.
         lr_floor: what is left of the learning rate at the end of a client's round, in which it falls step by step:
             step k of E has the rate lr * ((1 - k / E) + lr_floor * k / E).
+        privacy: clipping of updates and noise on their mean; only with rules that learn of clients through it.
     """
 
     perturbation: Perturbation = field(default_factory=NoPerturbation)
@@ -303,6 +320,7 @@ class Algorithm:
     server: ServerRule = field(default_factory=Average)
     lr_decay: float = param(0.998, above=0)
     lr_floor: float = param(1.0, at_least=0, at_most=1)
+    privacy: Privacy | None = None
 
     def __post_init__(self) -> None:
         check_params(self)
@@ -312,15 +330,14 @@ class Algorithm:
                 raise ValueError(f"Algorithm: {slot} must be a {kind.__name__}, got {rule!r}")
         for rule in self.rules:
             rule.check(self)
+            if self.privacy is not None and rule.tells:
+                raise ValueError(
+                    f"privacy does not go with {type(rule).__name__}: what it learns of clients beside their clipped "
+                    "mean update would have no noise; use rules without state of clients at the server, as in fedsam"
+                )
 
     def __repr__(self) -> str:
-        shown = [
-            "perturbation",
-            "correction",
-            "server",
-            "lr_decay",
-            *([] if is_number(self.lr_floor, 1) else ["lr_floor"]),
-        ]
+        shown = ["perturbation", "correction", "server", "lr_decay", *self._more]
         return f"Algorithm({', '.join(f'{name}={getattr(self, name)!r}' for name in shown)})"
 
     def _repr_markdown_(self) -> str:
@@ -328,6 +345,11 @@ class Algorithm:
         from fedlesam.core.formulas import equations
 
         return f"`{self!r}`\n\n$$\n{equations(self).latex().replace('align*', 'aligned')}\n$$"
+
+    @property
+    def _more(self) -> list[str]:
+        """Fields that are not at their default."""
+        return ["lr_floor"] * (not is_number(self.lr_floor, 1)) + ["privacy"] * (self.privacy is not None)
 
     @property
     def rules(self) -> tuple[Perturbation, Correction, ServerRule]:
@@ -354,4 +376,5 @@ class Algorithm:
     @property
     def uniform_rules(self) -> list[str]:
         """The rules that forbid weighting clients by their examples."""
-        return [type(rule).__name__ for rule in self.rules if rule.requires_uniform_weights]
+        names = [type(rule).__name__ for rule in self.rules if rule.requires_uniform_weights]
+        return names + ["Privacy"] * (self.privacy is not None)

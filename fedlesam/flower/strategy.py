@@ -108,6 +108,11 @@ class Strategy(FlowerStrategy):
         self.algorithm = algorithms.get(algorithm, **self.hyper) if isinstance(algorithm, str) else algorithm
         if not isinstance(self.algorithm, Algorithm):
             raise ValueError(f"algorithm must be a name or an Algorithm, got {algorithm!r}")
+        if self.algorithm.privacy is not None:
+            raise ValueError(
+                "privacy as a stage of the method is for simulations: its noise is seeded, and clients know the seed; "
+                "use Flower's mods (docs/deploy.md)"
+            )
         check_count("Strategy", "clients", clients)
         check_count("Strategy", "seed", seed, at_least=0)
         check_count("Strategy", "attempts", attempts)

@@ -1,6 +1,7 @@
 from fedlesam.core.checks import check_number as check_number
 from fedlesam.core.checks import param as param
 from fedlesam.core.device_check import check_on_device as check_on_device
+from fedlesam.core.privacy import Privacy as Privacy
 from fedlesam.core.slots import AffineStep as AffineStep
 from fedlesam.core.slots import Average as Average
 from fedlesam.core.slots import Correction as Correction

@@ -230,6 +230,10 @@ class InterpolatedAscent(Ascent):
             raise ValueError("InterpolatedAscent: threshold has no default: give the norm of an update, e.g. 1.0")
         super().__post_init__()
 
+    @property
+    def tells(self) -> bool:
+        return True  # the mean norm of the updates
+
     def initial(self, anchor: Tensor) -> State:
         seen = anchor.new_full((self.window,), -1.0)  # the newest last; -1: there was no such round yet
         return {"shift": torch.zeros_like(anchor), "c": anchor.new_zeros(()), "seen": seen}

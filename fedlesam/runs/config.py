@@ -201,6 +201,10 @@ def _guess(value: str) -> Value:
     return value
 
 
+OWN = "hyper."
+"""Before a hyper-parameter that has the name of a setting, such as dp-fedsam's clip."""
+
+
 def update(config: RunConfig, values: Mapping[str, Value | None]) -> RunConfig:
     """`config` with the values that are not None; names that are no field are hyper-parameters of the method.
 
@@ -210,7 +214,8 @@ def update(config: RunConfig, values: Mapping[str, Value | None]) -> RunConfig:
     """
     given = {name: value for name, value in values.items() if value is not None}
     known: dict[str, Any] = {name: value for name, value in given.items() if name in OPTIONS}
-    hyper = {**config.hyper, **{name: value for name, value in given.items() if name not in OPTIONS}}
+    hyper = {name.removeprefix(OWN): value for name, value in given.items() if name not in OPTIONS}
+    hyper = {**config.hyper, **hyper}
     return dataclasses.replace(config, **known, hyper=hyper)
 
 
@@ -242,13 +247,20 @@ def read(path: Path) -> dict[str, Value]:
         else:
             check_setting(where, key, value)
     for key, value in hyper.items():
-        if not isinstance(value, Value) or key in OPTIONS or not key.isidentifier():
+        if not isinstance(value, Value) or (key in OPTIONS and not _takes(table, key)) or not key.isidentifier():
             shown = key if key.isidentifier() else repr(key)
             raise ValueError(f"config {path}{_line(source, key)}: {shown} is not a hyper-parameter of a method")
+    named = {OWN + key if key in OPTIONS else key: value for key, value in hyper.items()}
     try:
-        return {key: _as_typed(key, value) for key, value in {**table, **hyper}.items()}
+        return {key: _as_typed(key, value) for key, value in {**table, **named}.items()}
     except OverflowError as error:
         raise ValueError(f"config {path}: holds a number that is too large") from error
+
+
+def _takes(table: Mapping[str, Any], key: str) -> bool:
+    from fedlesam.algorithms import CATALOGUE, hyperparameters
+
+    return table.get("algorithm") in CATALOGUE and key in hyperparameters(table["algorithm"])
 
 
 def _as_typed(key: str, value: Value) -> Value:

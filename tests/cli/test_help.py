@@ -38,6 +38,7 @@ SLOTS_AND_COSTS = {
     "fedgmt": ("TaughtDescent", "DualBias", "Dynamic", 1, 2, 1, 2),
     "fedsol": ("ProximalAscent", "-", "Average", 2, 1, 1, 1),
     "fedwmsam": ("TrajectoryAscent", "WeightedMomentum", "Average", 1, 3, 2, 2),
+    "dp-fedsam": ("LocalAscent", "-", "Average", 2, 1, 1, 1),
     "msam": ("MomentumAscent", "-", "Average", 1, 1, 1, 1),
     "fedavgm": ("-", "-", "ServerMomentum", 1, 1, 1, 1),
     "fedyogi": ("-", "-", "Yogi", 1, 1, 1, 1),

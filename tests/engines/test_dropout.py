@@ -54,7 +54,7 @@ def test_the_statistics_of_dropout() -> None:
     assert (again - p * p).abs().max() < 4.5 * math.sqrt(p * p * (1 - p * p) / rounds)
 
 
-@pytest.mark.parametrize("method", CATALOGUE)
+@pytest.mark.parametrize("method", [name for name in CATALOGUE if name != "dp-fedsam"])  # its mean is over those asked
 def test_a_round_with_dropout_is_the_round_of_those_who_answer(method: str) -> None:
     fed, only = make(method, Clients(), dropout=0.7, active=4), make(method, Clients(), active=4)
     seen = set()

@@ -58,7 +58,7 @@ def check_identity(method: str, how: dict[int, str], **settings: Any) -> None:
     assert_same_bits(states(fed), states(only))
 
 
-@pytest.mark.parametrize("method", CATALOGUE)
+@pytest.mark.parametrize("method", [name for name in CATALOGUE if name != "dp-fedsam"])  # its mean is over those asked
 def test_the_others_are_as_if_alone(method: str) -> None:
     check_identity(method, {0: "raises", 1: "nan", 3: "explodes"}, max_update_norm=LARGEST_NORM)
 
@@ -185,7 +185,7 @@ def test_against_the_oracle(method: str) -> None:
 # Nobody answers
 
 
-@pytest.mark.parametrize("method", CATALOGUE)
+@pytest.mark.parametrize("method", [name for name in CATALOGUE if name != "dp-fedsam"])  # it clips what is too large
 def test_a_round_without_survivors_keeps_everything_and_goes_on(method: str) -> None:
     clients, test = Clients(), samples((20,))[0]
     fed, other = make(method, clients, test=test), make(method, Clients(), test=test)

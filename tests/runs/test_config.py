@@ -449,3 +449,10 @@ def test_sizes(text: str, size: int) -> None:
 def test_what_is_no_size(text: str) -> None:
     with pytest.raises(ValueError, match="--memory: expected a size such as 4GB"):
         parse("memory", text, "--memory")
+
+
+def test_a_hyper_parameter_with_the_name_of_a_setting(tmp_path: Path) -> None:
+    """dp-fedsam's clip is that of updates; `--clip` is that of gradients."""
+    config = update(RunConfig(algorithm="dp-fedsam"), {"hyper.clip": 0.5, "clip": 3.0})
+    assert (config.hyper, config.clip) == ({"clip": 0.5}, 3.0)
+    assert reread(config, tmp_path) == config

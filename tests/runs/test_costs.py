@@ -35,6 +35,7 @@ COSTS = {
     "fedgmt": (1, 2, 1, 2),
     "fedsol": (2, 1, 1, 1),
     "fedwmsam": (1, 3, 2, 2),
+    "dp-fedsam": (2, 1, 1, 1),
     "msam": (1, 1, 1, 1),
     "fedavgm": (1, 1, 1, 1),
     "fedyogi": (1, 1, 1, 1),

@@ -47,7 +47,7 @@ def config(**change: Any) -> RunConfig:
     return RunConfig(**{"rounds": 4, **change})
 
 
-@pytest.mark.parametrize("name", [name for name in CATALOGUE if name not in ("fedgf", "fedwmsam")])
+@pytest.mark.parametrize("name", [name for name in CATALOGUE if name not in ("fedgf", "fedwmsam", "dp-fedsam")])
 def test_a_prediction_is_what_a_run_does(name: str) -> None:
     """Every client active, of unequal sizes, BatchNorm's statistics in the messages: all of it exact."""
     fed = make(name)
