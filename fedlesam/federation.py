@@ -166,16 +166,11 @@ class Federation:
         outputs, changed, fits = check_outputs(self._flat, seen, test, self.task, stacked=stacked or private)
         if stacked and changed:
             raise NotStackable(CHANGES.format(", ".join(changed)))
-        if private and changed:
-            raise ValueError(
-                f"privacy: the buffers {', '.join(changed)} change in training and would be sent without noise; "
-                "use a model without such, e.g. with GroupNorm"
-            )
-        self._drawn = True
-        """Whether the clients of all rounds so far were drawn: what privacy costs is only known then."""
+        if self.algorithm.privacy is not None:
+            self.algorithm.privacy.check_buffers(changed)
         self._mixtures = evaluation.mixtures(clients, self.task, outputs) if per_client else None
         self.state = ServerState.initial(self.algorithm, self._flat.weights.clone(), buffers)
-        self._pinned, self._begun = how.store == "pinned", False
+        self._pinned, self._begun, self._drawn = how.store == "pinned", False, True
         self.memories = self._store(how.folder, how.memory)
         if _stack is None and how.stack_runs is not None:
             _stack = Stack(how.stack_runs, how.compile)
@@ -259,8 +254,8 @@ class Federation:
         engine, sent, began = self._start(), self.state.sent(self.algorithm), time.perf_counter()
         try:
             outcome = engine.train(sent, [client for client in chosen if client not in silent])
-            asked, n = len(chosen), len(self.clients)
-            state = server_step(self.algorithm, self.state, outcome.reduction, n, asked, self.seed)
+            asked, reduction, self._drawn = len(chosen), outcome.reduction, self._drawn and active is None
+            state = server_step(self.algorithm, self.state, reduction, len(self.clients), asked, self.seed)
             seconds = time.perf_counter() - began - outcome.waited
             due = state.round % self.evaluate_every == 0 if evaluate is None else evaluate
             tested = engine.evaluate(state.broadcast()) if due else None
@@ -279,7 +274,7 @@ class Federation:
                 bytes_up=outcome.bytes_up,
                 divergence=outcome.reduction.divergence(state.weights, sent.weights),
                 per_client=self._per_client(tested),
-                epsilon=self._epsilon(state.round, active is None),
+                epsilon=self._epsilon(state.round),
                 dropped=dict(sorted({**dict.fromkeys(silent, DROPOUT), **outcome.dropped}.items())) or None,
             )
             engine.commit()
@@ -381,9 +376,8 @@ class Federation:
             if self._logged == MOST_LOGGED + 1:
                 log.warning("more clients are dropped; all of them are in the records")
 
-    def _epsilon(self, rounds: int, drawn: bool) -> float | None:
-        """What privacy has cost after so many rounds; None where it is not known."""
-        self._drawn &= drawn
+    def _epsilon(self, rounds: int) -> float | None:
+        """What privacy has cost after so many rounds; only known where the clients of all of them were drawn."""
         privacy = self.algorithm.privacy if self._drawn else None
         return None if privacy is None else privacy.epsilon(len(self.clients), self.active, rounds)
 

@@ -2,6 +2,7 @@
 
 import functools
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -35,6 +36,14 @@ class Privacy:
 
     def __post_init__(self) -> None:
         check_params(self)
+
+    def check_buffers(self, changed: Sequence[str]) -> None:
+        """A ValueError for a model whose buffers change in training."""
+        if changed:
+            raise ValueError(
+                f"privacy: the buffers {', '.join(changed)} change in training and would be sent without noise; use a "
+                "model without such, e.g. with GroupNorm"
+            )
 
     def clipped(self, update: Tensor) -> Tensor:
         """The update, scaled down to the norm `clip`; in place."""
