@@ -142,12 +142,14 @@ class Ends:
     """
 
     def __init__(self, steps: Sequence[int]) -> None:
-        self.steps = steps
         self.kept: list[tuple[slice, Tree]] = []
+        self._running = [0] * (steps[0] + 1)
+        for count, own in enumerate(steps, 1):
+            self._running[:own] = [count] * own
 
     def running(self, number: int) -> int:
         """The clients that make this step."""
-        return sum(steps > number for steps in self.steps)
+        return self._running[number]
 
     def keep(self, rows: Rows, number: int) -> None:
         """After a step: copy the rows for which it was the last, if there will be more."""

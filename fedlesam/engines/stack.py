@@ -28,6 +28,8 @@ class Request:
     """What a federation wants trained."""
 
     model: FlatModel
+    form: tuple[object, ...]
+    """Of the model, as `form_of` has it."""
     task: Task
     run: Run
     entries: list[Entry]
@@ -101,12 +103,15 @@ class Stack:
         """`waited` is less than nothing here: minus the seconds that count as the federation's own."""
         answers: list[Trained | BaseException] = [Trained([], 0.0) for _ in requests]
         for number, request in enumerate(requests):
+            found = {kind: self._method(request, kind) for kind in set(request.kinds)}
             for entry, kind in zip(request.entries, request.kinds, strict=True):
-                self._method(request, kind).waiting.append((number, entry))
+                found[kind].waiting.append((number, entry))
+
+        checks = {request.before_step for request in requests}
 
         def before_step() -> None:
-            for request in requests:
-                request.before_step()
+            for check in checks:
+                check()
 
         try:
             for method in self._methods:
@@ -147,17 +152,25 @@ class Stack:
                 answer.results += [result] if result is not None else []
 
     def _method(self, request: Request, kind: tuple[object, ...]) -> _Method:
-        model, run = request.model, request.run
-        own = bool(model.state.tensors()) or any(not p.requires_grad for p in model.module.parameters())
+        run = request.run
         key = (
-            (without_numbers(run.algorithm, run.local), request.task),
+            (without_numbers(run.algorithm, run.local), request.task, request.form),
             (tuple(run.broadcast.perturbation), tuple(run.broadcast.correction)),
-            (str(model.module), model.names, model.shapes, model.weights.dtype, model.device, model.precision),
-            id(model) if own else None,  # what is no weight may differ from run to run
             kind,
         )
         found = next((method for method in self._methods if method.key == key), None)
         if found is None:
-            found = _Method(key, MappedStep(model, request.task, self.compile, check=True))
+            found = _Method(key, MappedStep(request.model, request.task, self.compile, check=True))
             self._methods.append(found)
         return found
+
+
+def form_of(model: FlatModel) -> tuple[object, ...]:
+    """Equal for models that one of them can stand for: what is no weight may differ from run to run.
+
+    Args:
+        model: of a federation.
+    """
+    own = bool(model.state.tensors()) or any(not p.requires_grad for p in model.module.parameters())
+    shapes = tuple(zip(model.names, model.shapes, strict=True))
+    return str(model.module), shapes, model.weights.dtype, model.device, model.precision, id(model) if own else None

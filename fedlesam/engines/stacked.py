@@ -21,10 +21,12 @@ from fedlesam.engines._stack import CHANGES as CHANGES
 from fedlesam.engines._stack import Entry, Feed, feed_of, train_stack
 from fedlesam.engines.base import is_client_error
 from fedlesam.engines.serial import SerialEngine
-from fedlesam.engines.stack import Request, Stack
+from fedlesam.engines.stack import Request, Stack, form_of
 
 LARGEST = 64_000_000
 """Entries of the stacked weights at a time."""
+KEPT = 1 << 24
+"""Entries of clients' samples that a federation of a shared stack keeps from round to round."""
 CACHED, LEAST = 1 << 18, 8
 """The same for a compiled step, about what a core's cache holds; but not fewer clients than this."""
 
@@ -63,6 +65,10 @@ class StackedEngine(SerialEngine):
         self.step = MappedStep(self.model, self.task, self.compile_step)
         self.widest = 0
         """The clients of the largest stack: smaller ones are filled up to it, for a compiled step has one shape."""
+        self.form = form_of(self.model)
+        self._held: dict[int, Batches] = {}
+        """Samples that are kept from round to round, up to KEPT entries."""
+        self._room = KEPT if self.stack is not None else 0
         if self.stack is not None:
             self.stack.flags.add(self.stop_flag)
 
@@ -96,7 +102,7 @@ class StackedEngine(SerialEngine):
         assert self.stack is not None
         sound = [entry for entry in entries if entry.member.data.tensors is not None]
         kinds = [self._kind(entry.member) for entry in sound]
-        trained = self.stack.train(Request(self.model, self.task, run, sound, kinds, before_step))
+        trained = self.stack.train(Request(self.model, self.form, self.task, run, sound, kinds, before_step))
         self.waited += trained.waited
         yield trained.results
 
@@ -125,7 +131,7 @@ class StackedEngine(SerialEngine):
     def _stacks(self, entries: list[Entry]) -> Iterator[list[Entry]]:
         """Stacks of nearly equal size: a compiled step is fastest where its rows stay in the cache."""
         weights = self.model.weights.numel()
-        most = max(1, LARGEST // max(weights, *(_samples(entry.member) for entry in entries)))
+        most = max(1, LARGEST // max(weights, *(_entries(entry.member.data) for entry in entries)))
         if self.step.compile:
             most = min(most, max(LEAST, CACHED // weights))
         size = math.ceil(len(entries) / math.ceil(len(entries) / most))
@@ -136,7 +142,7 @@ class StackedEngine(SerialEngine):
         return feed_of(self.task, self.algorithm, self.local, members, width, self.step.compile)
 
     def _member(self, round: int, client: int) -> Member:
-        data, rule = Batches(self.clients[client], self.model.device, self.task.collate), self.algorithm.perturbation
+        data, rule = self._data(client), self.algorithm.perturbation
         mask, size = rule.draws or data.tensors is None, size_of(self.clients[client])
         per_epoch = steps_per_epoch(size, self.local.batch_size, join_last=False)
         return Member(
@@ -148,6 +154,17 @@ class StackedEngine(SerialEngine):
             seeds.derive(self.seed, "step", round, client) if mask else 0,
         )
 
+    def _data(self, client: int) -> Batches:
+        """A client's samples; small ones are kept, for making them takes longer than a round of a shared stack."""
+        found = self._held.get(client)
+        if found is None:
+            found = Batches(self.clients[client], self.model.device, self.task.collate)
+            entries = _entries(found)
+            if 0 < entries <= self._room:
+                self._held[client] = found
+                self._room -= entries
+        return found
+
     def _kind(self, member: Member) -> tuple[object, ...]:
         """Members of one kind can be in one stack."""
         held = member.data.tensors
@@ -157,6 +174,6 @@ class StackedEngine(SerialEngine):
         return kind if can_fill_up(self.task, self.algorithm, member.data) else (*kind, member.size, member.steps)
 
 
-def _samples(member: Member) -> int:
-    """Entries of a client's largest tensor."""
-    return max(tensor.numel() for tensor in leaves(member.data.tensors)) if member.data.tensors is not None else 0
+def _entries(data: Batches) -> int:
+    """Of a client's largest tensor."""
+    return max(tensor.numel() for tensor in leaves(data.tensors)) if data.tensors is not None else 0
