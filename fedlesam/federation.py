@@ -356,7 +356,9 @@ class Federation:
             if self._pinned and len(self.memories):
                 raise ValueError("the workers that held the clients' memories are gone: start the run again")
             serve = functools.partial(worker_loop, self._local_engine, self._pinned)
-            world = self._world or start_local(self.workers, self.threads, serve, self.execution.lost_after)
+            world = self._world or start_local(
+                self.workers, self.threads, serve, self.execution.lost_after, self._flat.device
+            )
             weakref.finalize(self, world.close, kill=True)
             self._engine = DistributedEngine(self._local_engine, world, self._pinned)
             self._begun = True

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset, default_collate
 
 from fedlesam.core import seeds
+from fedlesam.core.computing import own_device
 from fedlesam.core.tree import leaves, move, named_tensors, tree_map
 
 Augment = Callable[[Tensor, torch.Generator], Tensor]
@@ -188,6 +189,10 @@ class Batches:
         self.samples: Any = data
         self.device, self.collate = device, collate
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """In another process its samples go to the GPU of that one."""
+        return _own, (self.samples, self.device.type, self.collate)
+
     def __len__(self) -> int:
         return self.size
 
@@ -212,6 +217,10 @@ class Batches:
             chosen = range(len(self)) if isinstance(indices, slice) else indices.tolist()
             batch = collated([self.samples[i] for i in chosen], self.collate)
         return move(batch, self.device)
+
+
+def _own(samples: Any, kind: str, collate: Collate | None) -> Batches:
+    return Batches(samples, own_device(kind), collate)
 
 
 def collated(samples: list[Any], collate: Collate | None) -> Batch:

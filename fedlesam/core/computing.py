@@ -62,3 +62,8 @@ def return_freed_memory() -> None:
     """Have glibc return what is free now, such as the copies from which a model was made: vectors do not fit there."""
     if platform.libc_ver()[0] == "glibc":
         ctypes.CDLL(None).malloc_trim(0)
+
+
+def own_device(kind: str) -> torch.device:
+    """The device of a kind in a process that was started for it: it sees one GPU."""
+    return torch.device("cuda", 0) if kind == "cuda" else torch.device(kind)

@@ -12,6 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from fedlesam.core.batches import Batch
 from fedlesam.core.buffers import Buffers
 from fedlesam.core.choices import Precision as Precision
+from fedlesam.core.computing import own_device
 from fedlesam.core.graphs import Graphs
 from fedlesam.core.half import Cast, HalfWeights
 from fedlesam.core.module_check import check_module, one_number
@@ -152,7 +153,9 @@ class FlatModel:
             trainable = (p for p in module.parameters() if p.requires_grad)
             for parameter, view in zip(trainable, self.views(self.weights), strict=True):
                 parameter.data = view.clone()
-        return _own, (module, self.precision, self.call is not self.module, self.graphs is not None)
+        if self.device.type == "cuda":  # the other process may have another GPU
+            module = copy.deepcopy(module).cpu()
+        return _own, (module, self.device.type, self.precision, self.call is not self.module, self.graphs is not None)
 
     @property
     def device(self) -> torch.device:
@@ -238,5 +241,6 @@ class FlatModel:
             self.half.vector.copy_(self.weights)
 
 
-def _own(module: nn.Module, precision: Precision, compile: bool, graphs: bool) -> FlatModel:
-    return FlatModel(copy.deepcopy(module), precision, compile, graphs)
+def _own(module: nn.Module, kind: str, precision: Precision, compile: bool, graphs: bool) -> FlatModel:
+    module = module.to(own_device(kind)) if kind == "cuda" else copy.deepcopy(module)
+    return FlatModel(module, precision, compile, graphs)

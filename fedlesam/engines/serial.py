@@ -17,6 +17,7 @@ from fedlesam.core.messages import Broadcast, ClientResult, Memory
 from fedlesam.core.reduction import Reduction
 from fedlesam.core.task import Task
 from fedlesam.engines.base import Outcome, Saved, is_client_error, reason
+from fedlesam.engines.host import HostMemory
 from fedlesam.engines.segments import segment_file
 from fedlesam.engines.signals import StopFlag
 from fedlesam.engines.store import Store
@@ -58,6 +59,7 @@ class SerialEngine:
 
     def __post_init__(self) -> None:
         self.broadcast: Broadcast | None = None
+        self.host: HostMemory | None = None
         self.pending: dict[int, Memory | None] = {}
         """The new client states of a round that is not committed; None: it is in the store's folder."""
         self.dropped: dict[int, str] = {}
@@ -81,14 +83,15 @@ class SerialEngine:
             before_step: called before every local step; it may raise.
         """
         self.broadcast, self.pending, self.dropped, self.waited = broadcast, {}, {}, 0.0
+        self.host = host = HostMemory(broadcast.weights)
         outcome, passes = Outcome(self.reduction(broadcast, active), self.dropped), self.model.backward_passes
         with compute_context(self.threads, self.model.device, self.model.precision):
             for result in self.accepted(broadcast, share, outcome.reduction, before_step):
                 outcome.bytes_up += result.nbytes
-                client, memory = result.client, result.memory
-                self.pending[client] = self.store.prepare(broadcast.round, client, memory, broadcast.weights)
+                client, memory = result.client, host.keep(result.memory)
+                self.pending[client] = self.store.prepare(broadcast.round, client, memory, host.anchor)
                 del result, memory  # before the next client trains
-            self.store.make_room(broadcast.round, broadcast.weights, self.pending)
+            self.store.make_room(broadcast.round, host.anchor, self.pending)
         outcome.backward_passes, outcome.waited = self.model.backward_passes - passes, self.waited
         return outcome
 
@@ -181,9 +184,9 @@ class SerialEngine:
             return score_batches(self.model, self.test, self.task, part, parts, self.stop_flag.check)
 
     def commit(self) -> None:
-        if self.broadcast is not None:
-            self.store.commit(self.broadcast.round, self.broadcast.weights, self.pending)
-        self.broadcast, self.pending = None, {}
+        if self.broadcast is not None and self.host is not None:
+            self.store.commit(self.broadcast.round, self.host.anchor, self.pending)
+        self.broadcast, self.host, self.pending = None, None, {}
 
     def save(self, folder: Path, round: int, known: Mapping[str, disk.FileDigest], part: int = 0) -> Saved:
         return Saved(self.store.save(folder, segment_file(round, part), known))

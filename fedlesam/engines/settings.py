@@ -90,8 +90,9 @@ def find_device(device: str) -> torch.device:
         why = "; mps has no float64, in which means over clients and norms are computed" if chosen.type == "mps" else ""
         raise ValueError(f"device {device!r}: expected auto, cpu, cuda or cuda:i{why}")
     if chosen.type == "cuda":
-        index = int(os.environ.get("LOCAL_RANK", 0)) if chosen.index is None else chosen.index
-        if index >= torch.cuda.device_count():
-            raise ValueError(f"device {device!r}: this machine has {torch.cuda.device_count()} GPUs; use --device cpu")
+        gpus, rank = torch.cuda.device_count(), int(os.environ.get("LOCAL_RANK", 0))
+        index = rank % max(1, gpus) if chosen.index is None else chosen.index  # more ranks than GPUs share them
+        if index >= gpus:
+            raise ValueError(f"device {device!r}: this machine has {gpus} GPUs; use --device cpu")
         return torch.device("cuda", index)
     return chosen

@@ -1,13 +1,15 @@
 """The processes of one run, and the messages between them.
 
-All communication uses torch.distributed: messages over gloo, sums of vectors over gloo or, on GPUs, nccl. A message
-is JSON and tensors in the codec of core/state.py, so nothing is unpickled.
+All communication uses torch.distributed over gloo, on GPUs too: a round has one broadcast and one sum of vectors, and
+nccl would refuse processes that share a GPU. A message is JSON and tensors in the codec of core/state.py, so nothing is
+unpickled.
 """
 
 import contextlib
 import ctypes
 import datetime
 import os
+import pickle
 import shutil
 import signal
 import sys
@@ -26,6 +28,7 @@ from fedlesam.core.slots import State
 from fedlesam.core.state import from_bytes, to_bytes
 from fedlesam.engines.meeting import WorkerLost as WorkerLost
 from fedlesam.engines.meeting import agree, open_store
+from fedlesam.engines.placement import environment, place
 from fedlesam.engines.signals import STOPS
 from fedlesam.engines.watch import LOST_AFTER, Watch, cut, sockets, watch_children
 
@@ -135,8 +138,11 @@ class World:
         Args:
             total: the vector of this process.
         """
+        host = total.cpu()
         with self._communicating():
-            dist.reduce(total, dst=0, op=dist.ReduceOp.SUM)
+            dist.reduce(host, dst=0, op=dist.ReduceOp.SUM)
+        if host is not total and self.rank == 0:
+            total.copy_(host)
 
     @contextlib.contextmanager
     def _communicating(self) -> Any:
@@ -187,18 +193,20 @@ def from_environment() -> World | None:
 
 
 def start_local(
-    workers: int, threads: int | None, serve: Callable[[World], None], lost_after: float = LOST_AFTER
+    workers: int,
+    threads: int | None,
+    serve: Callable[[World], None],
+    lost_after: float = LOST_AFTER,
+    device: torch.device | None = None,
 ) -> World:
-    """Start worker processes on this machine; this process is rank 0.
-
-    They are forked, so they have the model and the data at once and import nothing. That is safe only with one thread:
-    OpenMP's threads do not survive a fork. With more threads they are spawned, and `serve` must be picklable.
+    """Start worker processes on this machine, forked or spawned (placement.py); this process is rank 0.
 
     Args:
         workers: the number of processes, this one included.
         threads: of each process.
         serve: what a worker does until the leader stops it.
         lost_after: seconds after which a worker that a signal has stopped counts as lost; 0 means never.
+        device: of the model in this process; None is the CPU.
     """
     import torch.multiprocessing as multiprocessing
 
@@ -206,7 +214,8 @@ def start_local(
         raise ValueError("torch.distributed is already in use in this process: start the run with torchrun instead")
     folder = Path(tempfile.mkdtemp(prefix="fedlesam-"))
     meeting = str(folder / "meeting")
-    context: Any = multiprocessing.get_context("fork" if threads == 1 and sys.platform == "linux" else "spawn")
+    placement = place(device or torch.device("cpu"), torch.cuda.device_count(), workers, threads)
+    context: Any = multiprocessing.get_context(placement.method)
     world = World(0, workers, folder)
     try:
         started = []
@@ -214,7 +223,7 @@ def start_local(
             receiver, sender = context.Pipe(duplex=False)
             arguments = (rank, workers, meeting, os.getpid(), threads, serve, sender)
             child = context.Process(target=_worker, args=arguments, daemon=True)
-            child.start()
+            _start(child, environment(placement, rank))
             sender.close()
             world.children.append(child)
             started.append(receiver)
@@ -227,6 +236,25 @@ def start_local(
         world.close(kill=True)
         raise
     return world
+
+
+def _start(child: Any, variables: dict[str, str]) -> None:
+    """Start a process with variables of its own; a new one is sent what it needs."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        child.start()
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise ValueError(
+            f"workers with several threads or on GPUs are new processes, and what they need cannot be sent: {error}; "
+            "define the model, the loss and the data at the top level of a module, or start the run with torchrun"
+        ) from error
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def _await(receiver: Any) -> None:
@@ -261,12 +289,11 @@ def _meet(rank: int, size: int, meeting: str) -> None:
     _join(init_method=f"file://{meeting}", rank=rank, world_size=size)
 
 
-def _join(**place: Any) -> set[int]:
+def _join(**where: Any) -> set[int]:
     """Join the process group; the file numbers of the connections that it opened."""
     before = sockets()
     hook = sys.excepthook
-    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-    dist.init_process_group(backend, timeout=FOREVER, **place)
+    dist.init_process_group("gloo", timeout=FOREVER, **where)
     sys.excepthook = hook  # torch's would print [rank0] before every line of a traceback
     return sockets() - before
 
