@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fedlesam.core import seeds
-from fedlesam.core.batches import Augment, Batch, Batches, ClientData, check_client, given_tensors
+from fedlesam.core.batches import Augment, Batch, Batches, ClientData, Loadable, check_client, given_tensors
 from fedlesam.core.buffers import Unsupported
 from fedlesam.core.flat_model import CalledModel, FlatModel, ForwardPass
 from fedlesam.core.module_check import changed_buffers
@@ -61,17 +61,21 @@ def augmented(batch: Batch, augment: Augment, rng: torch.Generator) -> Batch:
     )
 
 
-def describe(batch: Batch, weights: torch.dtype) -> str:
+def shapes(batch: Batch) -> str:
+    """The tensors of a batch in words."""
+    found = ", ".join(f"{name} {tuple(t.shape)} {t.dtype}" for name, t in named_tensors(batch))
+    return found or f"a {type(batch).__name__}"
+
+
+def describe(batch: Batch, weights: torch.dtype, whose: str) -> str:
     """A batch that a model refused, by its shapes, and by its dtype where it is not the model's."""
     tensors = named_tensors(batch)
-    if tensors[:1] and tensors[0][0] != "x":
-        return "a batch of client 0: " + ", ".join(f"{name} {tuple(t.shape)} {t.dtype}" for name, t in tensors)
-    if not tensors:
-        return f"a batch of client 0, a {type(batch).__name__}"
+    if not tensors or tensors[0][0] != "x":
+        return f"a batch of {whose}: {shapes(batch)}"
     x = tensors[0][1]
     if x.dtype == weights:
-        return f"inputs of shape {tuple(x.shape)}, as client 0 has"
-    told = f"inputs of shape {tuple(x.shape)} and dtype {x.dtype}, as client 0 has"
+        return f"inputs of shape {tuple(x.shape)}, as {whose} has"
+    told = f"inputs of shape {tuple(x.shape)} and dtype {x.dtype}, as {whose} has"
     numbers = x.is_floating_point() or x.dtype == torch.uint8  # others may be meant, as for an embedding
     return f"{told}: its weights are {weights}, give x.to({weights})" if numbers else told
 
@@ -116,7 +120,10 @@ def check_outputs(
     model.module.eval()
     shown = twice if model.needs_batch else batch
     with torch.no_grad(), seeds.preserve_rng(model.device):
-        done = _shown(model, task, shown)
+        done = _shown(model, task, shown, "client 0")
+        if test is not None and not isinstance(test, Loadable):  # of those the first sample would load all
+            places = torch.tensor([0, 0] if model.needs_batch else [0])
+            _shown(model, task, Batches(test, model.device, task.collate).fetch(places, seed=0), "the test set")
     if task.fits is None and not task.measured:
         return 1, changed, functools.partial(check_targets, task=task, output=())
     outputs = done.outputs
@@ -129,7 +136,7 @@ def check_outputs(
     return outputs.shape[-1] if outputs.ndim else 1, changed, check
 
 
-def _shown(model: FlatModel, task: Task, batch: Batch) -> ForwardPass:
+def _shown(model: FlatModel, task: Task, batch: Batch, whose: str) -> ForwardPass:
     """The model, shown a batch. A loss that fails after the model returned fails again when a client trains."""
     try:
         return model.step(task, batch)
@@ -140,4 +147,4 @@ def _shown(model: FlatModel, task: Task, batch: Batch) -> ForwardPass:
             return ForwardPass(task, torch.zeros(()), model.called.returned)
         who = "the model" if model.called.running else "the loss of the task"
         told = str(error) if model.called.running else f"{type(error).__name__}: {error}"
-        raise ValueError(f"{who} does not take {describe(batch, model.weights.dtype)}: {told}") from error
+        raise ValueError(f"{who} does not take {describe(batch, model.weights.dtype, whose)}: {told}") from error

@@ -231,6 +231,90 @@ BAD: dict[str, tuple[Any, str]] = {
         lambda: federation("fedavg", clients=[[{"x": X[0]}, {"x": X[1, :3]}]], task=fl.Task(loss=named_loss)).round(),
         r"samples cannot be put together to a batch.*fl.Task\(..., collate=f\)",
     ),
+    "a batch that does not fit the model": (
+        lambda: federation("fedavg", clients=[{"x": X[:, :3], "labels": Y}], task=fl.Task(loss=named_loss)),
+        r"the model does not take a batch of client 0: batch\[\"x\"\] \(1, 3\).*shapes cannot be multiplied",
+    ),
+    "a test set that does not fit the model": (
+        lambda: federation("fedavg", test=(X[:, :3], Y)),
+        r"the model does not take inputs of shape \(1, 3\), as the test set has: mat1",
+    ),
+    "a loss that is no number": (
+        lambda: federation(
+            "fedavg", task=fl.Task(loss=lambda m, b: F.cross_entropy(m(b[0]), b[1], reduction="none"))
+        ).round(),
+        r"the loss of a batch has the shape \(\d,\), and a tensor of one number is needed; return its mean",
+    ),
+    "a loss that is nothing": (
+        lambda: federation("fedavg", task=fl.Task(loss=lambda m, b: None)),
+        "the loss of a batch is a NoneType, and a tensor of one number",
+    ),
+    "a metric that raises": (
+        lambda: federation(
+            "fedavg", test=(X, Y), task=fl.Task.classification(metrics={"auc": lambda o, t: 1 / 0})
+        ).round(),
+        r"the metric auc raises ZeroDivisionError: division by zero; it is called as f\(outputs, targets\) with "
+        r"outputs \(12, 3\) torch.float64, targets \(12,\) torch.int64: give",
+    ),
+    "a metric that is no number": (
+        lambda: federation("fedavg", test=(X, Y), task=fl.Task.classification(metrics={"all": lambda o, t: o})).round(),
+        r"the metric all returns a tensor of shape \(12, 3\), and one number is needed",
+    ),
+    "a metric that is nothing": (
+        lambda: federation(
+            "fedavg", test=(X, Y), task=fl.Task.classification(metrics={"m": lambda o, t: None})
+        ).round(),
+        r"the metric m returns None, and one number is needed",
+    ),
+    "columns and numbers": (
+        lambda: federation("fedavg", model=mlp((5, 1)), clients=[(X, X[:, 0])], task=fl.Task.regression()),
+        r"client 0: y has the shape \(1,\), and the outputs \(1, 1\); give y.unsqueeze\(-1\), or let the model",
+    ),
+    "columns and numbers under a loss": (
+        lambda: federation("fedavg", model=mlp((5, 1)), clients=[(X, X[:, 0])], local=training(loss=F.mse_loss)),
+        r"client 0: y has the shape \(1,\), and the outputs \(1, 1\); give y.unsqueeze\(-1\)",
+    ),
+    "labels beyond yes and no": (
+        lambda: federation("fedavg", model=mlp((5, 1)), clients=[(X, 2 * X[:, :1])], task=fl.Task.binary()),
+        r"client 0: target .* is outside 0 to 1; for more classes take Task.classification",
+    ),
+    "tokens that are numbers": (
+        lambda: federation("fedavg", clients=[(X, Y.double())], task=fl.Task.language_model()),
+        r"client 0: y is torch.float64, and a token for each position is an int64; give y.long\(\)",
+    ),
+    "tokens beyond the vocabulary": (
+        lambda: federation("fedavg", clients=[(X, Y), (X, Y + 5)], task=fl.Task.language_model()),
+        "client 1: label 7 is outside 0 to 2",
+    ),
+    "pixels": (
+        lambda: federation(
+            "fedavg",
+            model=nn.Conv2d(1, 3, 1).double(),
+            clients=[(X.view(12, 1, 1, 5), Y)],
+            task=fl.Task.segmentation(),
+        ),
+        r"client 0: y has the shape \(1,\), and a class for each pixel is \(1, 1, 5\)",
+    ),
+    "augment": (
+        lambda: federation(
+            "fedavg", clients=NAMED, task=fl.Task(loss=named_loss), local=training(augment=lambda x, rng: x)
+        ).round(),
+        "augment changes the x of a pair.*a batch is a dict here; augment in the Dataset",
+    ),
+    "metrics of ragged outputs": (
+        lambda: fl.Federation(
+            nn.Embedding(9, 4),
+            [[{"t": torch.arange(2 + i // 500)} for i in range(600)]],
+            task=fl.Task(
+                loss=lambda m, b: m(b["t"]).square().mean(),
+                metrics={"m": right},
+                targets=lambda b: b["t"],
+                collate=lambda s: {"t": torch.nn.utils.rnn.pad_sequence([one["t"] for one in s], batch_first=True)},
+            ),
+            test=[{"t": torch.arange(2 + i // 500)} for i in range(600)],
+        ).round(),
+        r"the outputs of batches have different shapes.*make them alike in Task\(..., outputs=...\)",
+    ),
     "collate drops": (
         lambda: federation(
             "fedavg",
@@ -247,3 +331,61 @@ def test_bad_input(case: str) -> None:
     make, says = BAD[case]
     with pytest.raises(ValueError, match=says):
         make()
+
+
+def test_a_metric_that_raises_loses_nothing() -> None:
+    """The round is not done, and can be done again."""
+    asked = []
+
+    def sometimes(outputs: Tensor, targets: Tensor) -> float:
+        asked.append(len(targets))
+        return 1 / (len(asked) - 2) if len(asked) == 2 else 0.5
+
+    task = fl.Task.classification(metrics={"sometimes": sometimes})
+    fed, plain = (federation("fedlesam-s", test=(X, Y), task=task) for _ in range(2))
+    fed.round([0, 1])
+    before = fed.weights
+    with pytest.raises(ValueError, match="the metric sometimes raises"):
+        fed.round([0, 2])
+    assert torch.equal(fed.weights, before)
+    fed.round([0, 2])
+    plain.round([0, 1])
+    plain.round([0, 2])
+    assert torch.equal(fed.weights, plain.weights)
+
+
+def test_a_client_whose_batch_does_not_fit_is_named_with_it() -> None:
+    fed = federation("fedavg", clients=[(X, Y), (X[:, :3], Y)])
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied") as found:
+        fed.round([0, 1])
+    notes = " ".join(found.value.__notes__)
+    assert "in local step 0, on a batch of x (4, 3) torch.float64, y (4,) torch.int64" in notes
+    assert "while training client 1 in round 0" in notes
+
+
+def test_a_model_of_transformers() -> None:
+    """A real one, made from a config: tied weights, a dict for a batch, its own loss."""
+    transformers = pytest.importorskip("transformers", reason="an extra")
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 30, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = transformers.BertConfig(**sizes, intermediate_size=8, max_position_embeddings=8, num_labels=3)
+    model = transformers.BertForSequenceClassification(config)
+
+    def speaker(n: int) -> dict[str, Tensor]:
+        mask = torch.ones(n, 6, dtype=torch.int64)
+        mask[::2, 4:] = 0
+        return {"input_ids": torch.randint(30, (n, 6)), "attention_mask": mask, "labels": torch.randint(3, (n,))}
+
+    clients, test = [speaker(8), speaker(6)], speaker(10)
+    local = fl.LocalTraining(lr=0.1, epochs=1, batch_size=4)
+    ends = []
+    for workers in (1, 2):
+        execution = fl.Execution(workers=workers, threads=1)
+        with fl.Federation(
+            model, clients, "fedlesam-s", local, task=fl.Task.huggingface(), test=test, execution=execution
+        ) as fed:
+            records = list(fed.run(2))
+            ends.append((fed.weights, records[-1].test_loss, records[-1].metrics))
+    assert torch.equal(ends[0][0], ends[1][0])
+    assert ends[0][1:] == ends[1][1:]
+    assert 0 <= ends[0][2]["accuracy"] <= 1
