@@ -32,9 +32,9 @@ class BatchGradient:
             buffers = model.buffers() if restore else {}
             found = model.step(self.task, batch)
             value = found.loss if lesson is None or taught is None else lesson.objective(found, taught)
-            model.backward_of(value, out)
+            loss = model.backward_of(value, out)
             model.load_buffers(buffers)
-            return found.loss.detach()
+            return loss if value is found.loss else found.loss.detach()
 
         graphs = model.graphs if lesson is None else None  # a teacher has other tensors in every round
         self._seed()
