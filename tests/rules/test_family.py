@@ -13,6 +13,7 @@ from worlds import SCHEDULE, federation, mlp, play, states, training
 
 from fedlesam import algorithms
 from fedlesam.algorithms import CATALOGUE, Algorithm
+from fedlesam.core.seeds import generator
 from fedlesam.federation import Federation
 from fedlesam.runs.checkpoint import Checkpoints
 
@@ -20,8 +21,6 @@ SCOPES = ("loss", "corrected")
 
 
 def algorithm(method: str, **change: Any) -> Algorithm:
-    if method not in CATALOGUE:
-        pytest.skip(f"{method} is not in the catalogue yet")
     return algorithms.get(method, **{**HYPER[method], **change})
 
 
@@ -182,6 +181,32 @@ def test_the_same_if_everybody_is_active(
     for fed in (one, two):
         play(fed, [range(6)] * 4)
     torch.testing.assert_close(one.weights, two.weights, atol=1e-11, rtol=0)
+
+
+@pytest.mark.parametrize("engine", ["plain", "stacked"])
+def test_noise_of_the_mean(engine: str) -> None:
+    """The same with clients that do not answer: K counts them."""
+
+    def draw(t: int) -> Tensor:
+        return torch.randn(39, generator=generator(SEED, "privacy", t), dtype=torch.float64)
+
+    fed = federation(algorithm("dp-fedsam", noise=0.7), active=3, dropout=0.3, engine=engine)
+    right = oracle("dp-fedsam", noise=0.7, draw=draw)
+    missing = 0
+    for _ in range(6):
+        record = fed.round()
+        answered = [i for i in record.active if i not in (record.dropped or {})]
+        missing += len(record.active) - len(answered)
+        right.round(answered, asked=len(record.active))
+        torch.testing.assert_close(fed.weights, right.w, atol=1e-10, rtol=0)
+    assert missing
+
+
+def test_the_whole_catalogue_has_an_oracle() -> None:
+    """`oracle` has the others: test_oracle.py runs over all that are not here."""
+    assert set(METHODS) <= set(CATALOGUE)
+    assert set(METHODS) == set(HYPER)
+    assert all(set(HYPER[name]) <= set(algorithms.hyperparameters(name)) for name in METHODS)
 
 
 def test_the_seeds_are_the_same() -> None:
