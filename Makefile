@@ -24,7 +24,7 @@ help:
 	@echo "make release-check  build wheel and sdist, and try both away from the repository"
 	@echo "make bench   speed and memory against the bare PyTorch loop (about 40 minutes on an idle machine)"
 	@echo "make bench-gpu  rounds on a CUDA device: graphs and precisions against the bare PyTorch loop"
-	@echo "make bench-peers  the same work in Flower, pfl-research and others (installs them, about half an hour)"
+	@echo "make bench-peers  the same work in Flower, pfl-research and others (installs them, about an hour)"
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -110,7 +110,12 @@ bench-gpu: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/gpu.py
 
 bench-peers: $(VENV)/.installed-dev
-	$(BIN)/python benchmarks/peers/run.py
+	$(BIN)/python benchmarks/peers/run.py --fresh
+	$(BIN)/python benchmarks/peers/run.py --method fedsam
+	$(BIN)/python benchmarks/peers/run.py --method fedlesam-s
+	$(BIN)/python benchmarks/peers/run.py --model mlp --rounds 20
+	$(BIN)/python benchmarks/peers/run.py --model mlp --rounds 20 --method fedsam
+	$(BIN)/python benchmarks/peers/run.py --model mlp --rounds 20 --method fedlesam-s
 
 clean:
 	rm -rf $(VENV) $(LOWEST) site dist

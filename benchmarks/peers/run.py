@@ -1,11 +1,15 @@
 """Our rounds beside those of other simulators, on the same work: the same model, samples, batches, steps and cores.
 
-    python benchmarks/peers/run.py [--rounds 5] [--repeats 3] [--only ours,flower] [--out results.json]
+    python benchmarks/peers/run.py [--method fedsam] [--model mlp] [--rounds 5] [--repeats 3] [--only ours,flower]
+                                   [--fresh] [--out results.json]
 
 LeNet on CIFAR-10, 20 clients of 500 pictures, 10 of them active per round, one local epoch in batches of 50, SGD with
 learning rate 0.1, weight decay 1e-3 and gradients clipped to norm 10, FedAvg, no evaluation; two processes that compute
 on one thread each. Every system has its own script beside this file and, but for ours and the bare loop, its own
-virtual environment, made at the first run (gigabytes; some minutes).
+virtual environment, made at the first run with the newest release of each (gigabytes; some minutes; --fresh makes them
+again). --model mlp is a two-layer network on clients of 80 digits in batches of 10, where overhead decides, not
+convolutions. --method fedsam is run by the systems whose users write the local loop; fedlesam-s, whose clients
+remember, by ours and by the bare loop.
 
 Each runs as its users run it, with pictures in PyTorch's default memory layout, and again with its pictures in the
 channels-last layout that ours always uses; with --keep-memory all of them also get the settings of malloc that ours
@@ -42,19 +46,27 @@ sys.path[:0] = [str(ROOT), str(HERE)]
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
 import work  # noqa: E402
-from lenet import PARAMETERS  # noqa: E402
+from lenet import PARAMETERS, SHAPES  # noqa: E402
 
 from fedlesam import Federation  # noqa: E402
 from fedlesam.core import seeds as our_seeds  # noqa: E402
 from fedlesam.core.batches import batch_indices  # noqa: E402
 from fedlesam.core.computing import LARGE, NEVER  # noqa: E402
-from fedlesam.models.small import lenet as our_lenet  # noqa: E402
+from fedlesam.models import small  # noqa: E402
 
-SYSTEMS = ("ours", "bare", "flower", "pfl", "fedlab")
+SYSTEMS = ("ours", "stacked", "bare", "flower", "pfl", "fedlab")
 PACKAGES = {"flower": ("flwr[simulation]",), "pfl": ("pfl[pytorch]",), "fedlab": ("fedlab",)}
+METHODS = {
+    "fedavg": SYSTEMS,
+    "fedsam": ("ours", "stacked", "bare", "flower", "fedlab"),
+    "fedlesam-s": ("ours", "stacked", "bare"),
+}
+"""Which systems run which method."""
+OURS = ("ours", "stacked")
 INSTALLED = {"flower": ("flwr", "ray"), "pfl": ("pfl",), "fedlab": ("fedlab",)}
 NOTES = {
     "ours": "Execution(workers=2, threads=1); always channels-last, and memory kept",
+    "stacked": "ours with Execution(engine='stacked', threads=1): one process",
     "bare": "the same steps in two processes and nothing else; the reference",
     "flower": "Message API and FedAvg in run_simulation on ray, client_resources by --flower-cpus; DataLoader batches",
     "pfl": "SimulatedBackend and FederatedAveraging under torchrun with two processes; its own local loop",
@@ -92,23 +104,33 @@ def pictures(folder: Path | None, count: int) -> tuple[np.ndarray, np.ndarray, s
     return np.stack(decoded), table["label"].to_numpy(), "CIFAR-10"
 
 
-def export(folder: Path, data: Path | None, images: int, rounds: int) -> str:
-    """What the systems read, so that they need neither our package nor the data set's format."""
-    x, y, name = pictures(data, work.CLIENTS * images)
+def samples(model: str, data: Path | None, count: int) -> tuple[np.ndarray, np.ndarray, str]:
+    """Normalised, channels first."""
+    if model == "mlp":
+        digits = np.load(ROOT / "fedlesam" / "data" / "digits.npz")
+        return (digits["images"][:, None] / 16 - 0.5).astype(np.float32), digits["labels"], "digits"
+    x, y, name = pictures(data, count)
     mean, deviation = np.array([0.4914, 0.4822, 0.4465]), np.array([0.2470, 0.2435, 0.2616])
-    x = ((x / 255.0 - mean) / deviation).astype(np.float32).transpose(0, 3, 1, 2)
-    np.save(folder / "x.npy", np.ascontiguousarray(x).reshape(work.CLIENTS, images, 3, 32, 32))
+    return ((x / 255.0 - mean) / deviation).astype(np.float32).transpose(0, 3, 1, 2), y, name
+
+
+def export(folder: Path, options: argparse.Namespace) -> str:
+    """What the systems read, so that they need neither our package nor the data set's format."""
+    images, rounds, shape = options.images, options.rounds, SHAPES[options.model]
+    x, y, name = samples(options.model, options.data, work.CLIENTS * images)
+    x, y = x[: work.CLIENTS * images], y[: work.CLIENTS * images]
+    np.save(folder / "x.npy", np.ascontiguousarray(x).reshape(work.CLIENTS, images, *shape))
     np.save(folder / "y.npy", y.astype(np.int64).reshape(work.CLIENTS, images))
 
-    module = our_lenet((3, 32, 32), 10)
-    assert sum(p.numel() for p in module.parameters()) == PARAMETERS, "the peers' LeNet is not ours any more"
-    assert str(module) == str(work.first_model()), "the peers' LeNet is not ours any more"
-    draws = Federation(module, [(torch.zeros(1, 3, 32, 32), torch.zeros(1).long())] * work.CLIENTS, active=work.ACTIVE)
+    module = getattr(small, options.model)(shape, 10)
+    assert sum(p.numel() for p in module.parameters()) == PARAMETERS[options.model], "the peers' model is not ours"
+    assert str(module) == str(work.first_model(options.model)), "the peers' model is not ours any more"
+    draws = Federation(module, [(torch.zeros(1, *shape), torch.zeros(1).long())] * work.CLIENTS, active=work.ACTIVE)
     np.save(folder / "active.npy", np.array([draws.draw_active(round) for round in range(rounds)]))
 
     def order(round: int, client: int) -> np.ndarray:
         draw = our_seeds.generator(0, "batches", round, client)
-        parts = list(batch_indices(images, work.BATCH, 1, False, draw))
+        parts = list(batch_indices(images, work.BATCHES[options.model], 1, False, draw))
         return torch.cat([torch.arange(images)[part] for part in parts]).numpy()
 
     np.save(folder / "order.npy", np.array([[order(r, c) for c in range(work.CLIENTS)] for r in range(rounds)]))
@@ -118,12 +140,12 @@ def export(folder: Path, data: Path | None, images: int, rounds: int) -> str:
 # The environments
 
 
-def environment(system: str, envs: Path) -> tuple[Path | None, str]:
+def environment(system: str, envs: Path, fresh: bool) -> tuple[Path | None, str]:
     """The Python of a system's own environment, made if need be, or None and why not."""
     python = envs / system / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
     wanted = ", ".join(map(repr, ("torch", *INSTALLED[system])))
     check = [str(python), "-c", f"from importlib.metadata import version; [version(name) for name in ({wanted},)]"]
-    if python.exists() and subprocess.run(check, capture_output=True, timeout=120).returncode == 0:
+    if not fresh and python.exists() and subprocess.run(check, capture_output=True, timeout=120).returncode == 0:
         return python, ""
     say(f"{system}: making its environment")
     envs.mkdir(parents=True, exist_ok=True)
@@ -231,10 +253,17 @@ def run(entry: Entry, python: Path, folder: Path, options: argparse.Namespace, o
     """One run of a system, added to its entry."""
     out = Path(tempfile.mkdtemp(dir=folder, prefix="r"))
     job = work.Job(
-        str(folder), str(out / "result"), options.rounds, entry.layout == "channels-last", options.flower_cpus
+        str(folder),
+        str(out / "result"),
+        options.rounds,
+        entry.layout == "channels-last",
+        options.flower_cpus,
+        options.method,
+        options.model,
+        entry.system == "stacked",
     )
     (out / "job.json").write_text(json.dumps(asdict(job)))
-    script = str(HERE / f"run_{entry.system}.py")
+    script = str(HERE / f"run_{'ours' if entry.system == 'stacked' else entry.system}.py")
     command = [str(python), script]
     port = str(free_port())
     if entry.system == "pfl":
@@ -244,7 +273,7 @@ def run(entry: Entry, python: Path, folder: Path, options: argparse.Namespace, o
     settings = {
         "PEERS_JOB": str(out / "job.json"),
         "PEERS_PORT": port,
-        "PYTHONPATH": str(ROOT) if entry.system == "ours" else "",
+        "PYTHONPATH": str(ROOT) if entry.system in OURS else "",
         "OMP_NUM_THREADS": "1",
         "GLOO_SOCKET_IFNAME": "lo",
         "FLWR_TELEMETRY_ENABLED": "0",
@@ -252,7 +281,7 @@ def run(entry: Entry, python: Path, folder: Path, options: argparse.Namespace, o
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_TMPDIR": str(out),
     }
-    if options.keep_memory and entry.system != "ours":
+    if options.keep_memory and entry.system not in OURS:
         settings |= {"MALLOC_MMAP_THRESHOLD_": str(LARGE), "MALLOC_TRIM_THRESHOLD_": str(NEVER)}
     log = out / "log"
     used = processor_seconds()
@@ -278,7 +307,7 @@ def run(entry: Entry, python: Path, folder: Path, options: argparse.Namespace, o
     measured: dict[str, Any] = json.loads(result.read_text())
     weights = np.load(f"{job.out}.npy")
     if ours is not None:
-        moved = np.linalg.norm(ours - work.flat(work.first_model()).numpy())
+        moved = np.linalg.norm(ours - work.flat(work.first_model(options.model)).numpy())
         entry.away.append(float(np.linalg.norm(weights - ours) / moved))
     entry.rounds.append(measured["rounds"])
     entry.steps.append(measured["steps"])
@@ -357,7 +386,10 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=3, help="runs of each system and layout, interleaved (3)")
     parser.add_argument("--only", default=",".join(SYSTEMS), help=f"some of {','.join(SYSTEMS)}")
     parser.add_argument("--layouts", default="contiguous,channels-last", help="of the systems but ours")
-    parser.add_argument("--images", type=int, default=500, help="pictures of a client (500)")
+    parser.add_argument("--method", choices=tuple(METHODS), default="fedavg")
+    parser.add_argument("--model", choices=tuple(SHAPES), default="lenet")
+    parser.add_argument("--images", type=int, help="samples of a client (500; mlp: 80)")
+    parser.add_argument("--fresh", action="store_true", help="make the environments again, with the newest releases")
     parser.add_argument("--data", type=Path, default=ROOT.parent / "shared/data/cifar10", help="with train.parquet")
     parser.add_argument("--envs", type=Path, default=ROOT / ".venv-peers", help="the systems' environments")
     parser.add_argument("--flower-cpus", type=int, choices=(1, 2), default=1, help="of a client (1; its default is 2)")
@@ -370,6 +402,12 @@ def parse() -> argparse.Namespace:
         parser.error(f"no such system: {', '.join(sorted(unknown))}; there are {', '.join(SYSTEMS)}")
     if unknown := set(options.layouts) - {"contiguous", "channels-last"}:
         parser.error(f"no such layout: {', '.join(sorted(unknown))}; there are contiguous and channels-last")
+    options.images = options.images or {"lenet": 500, "mlp": 80}[options.model]
+    options.only = [system for system in options.only if system in METHODS[options.method]]
+    if options.model == "mlp":
+        options.layouts = ["contiguous"]
+        if options.images > 89:
+            parser.error("there are 1,797 digits: at most 89 for each of 20 clients")
     if min(options.rounds, options.repeats, options.images) < 1:
         parser.error("rounds, repeats and images must be at least 1")
     return options
@@ -384,21 +422,20 @@ def main() -> int:
     pythons, missing = {}, {}
     for system in SYSTEMS:
         if system in options.only:
-            python, why = environment(system, options.envs) if system in PACKAGES else (Path(sys.executable), "")
+            python, why = (
+                environment(system, options.envs, options.fresh) if system in PACKAGES else (Path(sys.executable), "")
+            )
             if python is None:
                 missing[system] = why
                 say(f"{system}: {why}")
             else:
                 pythons[system] = python
-    entries = [
-        Entry(system, layout)
-        for system in pythons
-        for layout in (["channels-last"] if system == "ours" else options.layouts)
-    ]
+    own = ["channels-last" if options.model == "lenet" else "contiguous"]
+    entries = [Entry(system, layout) for system in pythons for layout in (own if system in OURS else options.layouts)]
     with tempfile.TemporaryDirectory(prefix="peers-", ignore_cleanup_errors=True) as temporary:
         folder = Path(temporary)
         say("exporting the pictures")
-        about["data"] = export(folder, options.data, options.images, options.rounds)
+        about["data"] = export(folder, options)
         for repeat in range(options.repeats):
             say(f"repeat {repeat + 1} of {options.repeats}")
             for entry in entries:
@@ -406,10 +443,12 @@ def main() -> int:
                     ours = np.load(folder / "ours.npy") if (folder / "ours.npy").exists() else None
                     run(entry, pythons[entry.system], folder, options, ours)
 
-    steps = work.ACTIVE * -(-options.images // work.BATCH)
+    passes = 2 if options.method == "fedsam" else 1
+    steps = work.ACTIVE * -(-options.images // work.BATCHES[options.model]) * passes
     lines, right = table(entries, steps)
     versions = {name: number for entry in entries for name, number in entry.versions.items()}
-    print(f"\nLeNet, {about['data']}, {work.ACTIVE} of {work.CLIENTS} clients x {options.images} pictures, 1 epoch")
+    people = f"{work.ACTIVE} of {work.CLIENTS} clients x {options.images} samples, 1 epoch"
+    print(f"\n{options.method}, {options.model}, {about['data']}, {people}")
     print(f"{about['date']}; {about['machine']['processor']}, {about['machine']['cores']} cores, load before", end=" ")
     print(f"{about['machine']['load']:.1f}; Python {about['machine']['python']}, {versions}")
     print(f"seconds: medians over {options.repeats} runs of {options.rounds} rounds, the first round apart\n")

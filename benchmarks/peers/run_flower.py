@@ -9,7 +9,6 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
-from lenet import lenet
 
 client_app, server_app = ClientApp(), ServerApp()
 
@@ -18,7 +17,7 @@ client_app, server_app = ClientApp(), ServerApp()
 def train(message: Message, context: Context) -> Message:
     torch.set_num_threads(work.job().flower_cpus)
     config = message.content["config"]
-    model = lenet()
+    model = work.make_model()
     model.load_state_dict(message.content["arrays"].to_torch_state_dict())
     loss = work.train(model, int(config["server-round"]) - 1, int(config["client"]))
     metrics = MetricRecord({"train_loss": loss, "num-examples": work.data()[0].shape[1]})

@@ -86,10 +86,10 @@ def main() -> None:
         NNTrainHyperParams(
             local_num_epochs=1,
             local_learning_rate=work.LR,
-            local_batch_size=work.BATCH,
+            local_batch_size=work.batch_size(),
             local_max_grad_norm=work.CLIP,
         ),
-        NNEvalHyperParams(local_batch_size=work.BATCH),
+        NNEvalHyperParams(local_batch_size=work.batch_size()),
         callbacks=[Marks()],
     )
     if pytorch_ops.distributed.global_rank == 0:

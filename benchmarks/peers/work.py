@@ -17,12 +17,13 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from lenet import lenet
+from lenet import PARAMETERS, lenet, mlp
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-CLIENTS, ACTIVE, WORKERS, BATCH = 20, 10, 2, 50
-LR, WEIGHT_DECAY, CLIP = 0.1, 1e-3, 10.0
+CLIENTS, ACTIVE, WORKERS = 20, 10, 2
+BATCHES = {"lenet": 50, "mlp": 10}
+LR, WEIGHT_DECAY, CLIP, RHO = 0.1, 1e-3, 10.0, 0.05
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,10 @@ class Job:
     channels_last: bool
     flower_cpus: int = 1
     """Cores, and so threads, of each of Flower's clients."""
+    method: str = "fedavg"
+    model: str = "lenet"
+    stacked: bool = False
+    """Of ours: the stacked engine, in one process."""
 
 
 @functools.cache
@@ -61,9 +66,20 @@ def orders() -> Tensor:
     return torch.from_numpy(np.load(Path(job().folder) / "order.npy"))
 
 
-def first_model() -> nn.Module:
+def batch_size() -> int:
+    return BATCHES[job().model]
+
+
+def make_model(name: str | None = None) -> nn.Module:
+    name = name or job().model
+    model = {"lenet": lenet, "mlp": mlp}[name]()
+    assert sum(p.numel() for p in model.parameters()) == PARAMETERS[name]
+    return model
+
+
+def first_model(name: str | None = None) -> nn.Module:
     torch.manual_seed(0)
-    return lenet()
+    return make_model(name)
 
 
 def in_layout(x: Tensor) -> Tensor:
@@ -73,22 +89,38 @@ def in_layout(x: Tensor) -> Tensor:
 def loader(round: int, client: int) -> DataLoader[Any]:
     """What tutorials do, with the order given instead of shuffle=True, which costs the same."""
     x, y = data()
-    return DataLoader(TensorDataset(x[client], y[client]), BATCH, sampler=orders()[round, client].tolist())
+    return DataLoader(TensorDataset(x[client], y[client]), batch_size(), sampler=orders()[round, client].tolist())
+
+
+def step(model: nn.Module, optimiser: torch.optim.Optimizer, x: Tensor, y: Tensor) -> Tensor:
+    """Of plain SGD, or of SAM."""
+    optimiser.zero_grad()
+    loss = F.cross_entropy(model(x), y)
+    loss.backward()
+    if job().method == "fedsam":
+        parameters = list(model.parameters())
+        with torch.no_grad():
+            scale = RHO / (nn.utils.get_total_norm([p.grad for p in parameters]) + 1e-7)
+            ascent = [p.grad * scale for p in parameters]
+            torch._foreach_add_(parameters, ascent)
+        optimiser.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        with torch.no_grad():
+            torch._foreach_sub_(parameters, ascent)
+    nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+    optimiser.step()
+    return loss
 
 
 def train(model: nn.Module, round: int, client: int) -> float:
-    """One epoch of plain SGD, as a user of a system without a local loop of its own writes it."""
+    """One epoch, as a user of a system without a local loop of its own writes it."""
     model.train()
     optimiser = torch.optim.SGD(model.parameters(), LR, weight_decay=WEIGHT_DECAY)
     losses = 0.0
     batches = loader(round, client)
     for x, y in batches:
-        optimiser.zero_grad()
-        loss = F.cross_entropy(model(in_layout(x)), y)
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), CLIP)
-        optimiser.step()
-        losses += loss.item()
+        losses += step(model, optimiser, in_layout(x), y).item()
     return losses / len(batches)
 
 
@@ -115,6 +147,12 @@ def finish(weights: Tensor, *packages: str) -> None:
     }
     np.save(f"{job().out}.npy", weights.numpy())
     Path(f"{job().out}.json").write_text(json.dumps(result))
+
+
+def count(passes: int) -> None:
+    """For a system whose backward passes are not those of autograd."""
+    with Path(f"{job().out}.steps").open("ab") as file:
+        file.write(b"." * passes)
 
 
 def _count_backward_passes() -> None:
