@@ -198,7 +198,7 @@ def comparison(runs: list[Run], out: Path) -> list[Path]:
     clients = config.clients if counts is None else len(counts)
     active = f"{100 * config.active:g} %" if isinstance(config.active, float) else config.active
     title = f"{config.data}, {config.model}, {config.split}, {clients} clients, {active} active"
-    drawn = [accuracy_curves(runs, out / "accuracy.png", title)]
+    drawn = [accuracy_curves(runs, out / f"{file_name(compare_runs(runs).measure.name)}.png", title)]
     if counts is not None:
         classes = [str(c) for c in range(counts.shape[1])]
         title = f"{config.data}, {config.split}: samples per class and client"
