@@ -11,7 +11,7 @@ import time
 import weakref
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 from torch import Tensor, nn
@@ -31,6 +31,8 @@ from fedlesam.core.local import LocalTraining
 from fedlesam.core.module_check import check_module, copied
 from fedlesam.core.record import DROPOUT as DROPOUT
 from fedlesam.core.record import Record as Record
+from fedlesam.core.sampling import Sampling, check_active, draw
+from fedlesam.core.sampling import count_active as count_active
 from fedlesam.core.server import ServerState, server_step
 from fedlesam.core.shell import Shell
 from fedlesam.core.sound import check_outputs, check_samples
@@ -51,19 +53,6 @@ MOST_LOGGED = 5
 """Clients that fail and are logged; the records have all of them."""
 
 
-def count_active(active: int | float, clients: int) -> int:
-    """How many clients a round has: an int is a count, a float a share of them."""
-    if isinstance(active, bool) or not isinstance(active, int | float | np.integer | np.floating):
-        raise ValueError(f"active must be a count (int) or a share (float), got {active!r}")
-    if isinstance(active, int | np.integer):
-        if not 1 <= active <= clients:
-            raise ValueError(f"active must be from 1 to the number of clients, {clients}, got {active}")
-        return int(active)
-    if not 0 < active <= 1:
-        raise ValueError(f"active as a share must be above 0 and at most 1, got {active}; a count is an int, e.g. 10")
-    return max(1, round(float(active) * clients))
-
-
 class Federation:
     """A global model, its clients and a method; `round()` trains one communication round.
 
@@ -78,6 +67,8 @@ class Federation:
         local: how a client trains.
         task: how a batch becomes a loss, and what is measured; by default classification, with the loss of `local`.
         active: the clients of a round, a count (int) or a share (float) of them.
+        sampling: draws the clients of a round; a function of (round, rng, clients, active) that returns their numbers
+            and draws from the NumPy generator it is given, which derives from (seed, round). By default uniform.
         test: data on which the global model is evaluated.
         seed: all random numbers derive from it.
         weighting: "clients" averages updates over clients, "examples" weights clients by their number of samples.
@@ -96,6 +87,7 @@ class Federation:
         *,
         task: Task | None = None,
         active: int | float = 1.0,
+        sampling: Sampling | None = None,
         test: ClientData | None = None,
         seed: int = 0,
         weighting: Weighting = "clients",
@@ -151,6 +143,9 @@ class Federation:
         self.local.check(self.algorithm)
         self.task = self.local.task(task)
         self.active, self.weighting = count_active(active, len(clients)), weighting
+        self.sampling, self.test_data = sampling, test
+        self.first_model: str | None = None
+        """The fingerprint of the model that was given, once it was asked for."""
         self.evaluate_every = evaluate_every
         self.history: list[Record] = []
         self._logged = 0
@@ -215,6 +210,11 @@ class Federation:
         return self._shell.filled(self._flat.views(self.state.weights), self.state.buffers)
 
     @property
+    def tested(self) -> bool:
+        """Whether there are data on which the global model is evaluated."""
+        return self.test_data is not None
+
+    @property
     def knows_memories(self) -> bool:
         """Whether this process can read what every client remembers; a pinned store leaves it with the workers."""
         return not (self._pinned and self.workers > 1)
@@ -233,9 +233,8 @@ class Federation:
         return self._flat.batch_norm
 
     def draw_active(self, round: int) -> list[int]:
-        """The active clients of a round: uniform without replacement, in the order of their numbers."""
-        rng = np.random.default_rng(seeds.derive(self.seed, "participation", round))
-        return sorted(int(i) for i in rng.choice(len(self.clients), self.active, replace=False))
+        """The active clients of a round in their order: uniform without replacement, or by `sampling`."""
+        return draw(self.seed, round, len(self.clients), self.active, self.sampling)
 
     def draw_silent(self, round: int, active: Sequence[int]) -> list[int]:
         """Those of the active clients that will never answer, each by its own draw."""
@@ -249,7 +248,7 @@ class Federation:
 
         `evaluate` says whether the new model is evaluated; None leaves it to `evaluate_every`.
         """
-        chosen = self.draw_active(self.state.round) if active is None else self._check_active(active)
+        chosen = self.draw_active(self.state.round) if active is None else check_active(active, len(self.clients))
         silent, lr = self.draw_silent(self.state.round, chosen), self.local.lr_at(self.state.round, self.algorithm)
         engine, sent, began = self._start(), self.state.sent(self.algorithm), time.perf_counter()
         try:
@@ -295,6 +294,21 @@ class Federation:
         self.local.check(self.algorithm, self.state.round + rounds)
         for left in reversed(range(rounds)):
             yield self.round(evaluate=None if left else True)
+
+    def fit(self, rounds: int, out: str | Path | None = None, **settings: Any) -> list[Record]:
+        """Train up to so many rounds in total, show progress, and return the records of all of them.
+
+        With `out` the run has a folder like those of the command line: checkpoints, a lock, a page by `fedlesam
+        report`; the same call again resumes it. Without it nothing is written. See docs/python-runs.md.
+
+        Args:
+            rounds: In total, with those already done.
+            out: The run folder.
+            **settings: Of `fedlesam.runs.fit.fit`: callbacks, stop_when, patience, name, overwrite, and more.
+        """
+        from fedlesam.runs.fit import fit  # the one door to a room above
+
+        return fit(self, rounds, out, **settings)
 
     def request_stop(self, signum: int = signal.SIGINT) -> None:
         """Drop the round under way at its next step, from another thread: `round` raises Interrupted."""
@@ -387,16 +401,3 @@ class Federation:
         if tested is None or tested.by_class is None or self._mixtures is None:
             return None
         return evaluation.per_client(tested.by_class, self._mixtures)
-
-    def _check_active(self, active: Sequence[int]) -> list[int]:
-        for i in active:
-            if isinstance(i, bool) or not isinstance(i, int | np.integer):
-                raise ValueError(f"active must list client numbers, e.g. [0, 3], got {i!r} in {list(active)}")
-        chosen = sorted(int(i) for i in active)
-        if not chosen:
-            raise ValueError("active is empty: a round needs at least one client")
-        if len(set(chosen)) < len(chosen):
-            raise ValueError(f"active names a client twice: {chosen}")
-        if chosen[0] < 0 or chosen[-1] >= len(self.clients):
-            raise ValueError(f"active names clients outside 0 to {len(self.clients) - 1}: {chosen}")
-        return chosen

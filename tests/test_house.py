@@ -27,6 +27,9 @@ ROOMS = [
 ]
 """From the ground up: a room may import from rooms above it in this list, never from below."""
 
+DOOR = ("federation", "runs.fit")
+"""`Federation.fit` hands itself to the runner, inside the method: the one import that goes up."""
+
 MOST_ROOMS = 12
 """Files and folders in the package, private ones included, `__*` not."""
 
@@ -92,7 +95,8 @@ def test_every_room_is_there() -> None:
 def test_imports_go_one_way(name: str) -> None:
     """All of them: also those inside functions and those for type checkers."""
     for other in imports(name, ast.walk(ast.parse(FILES[name].read_text()))):
-        assert ROOMS.index(room(other)) <= ROOMS.index(room(name)), f"{name} must not import {other}"
+        allowed = ROOMS.index(room(other)) <= ROOMS.index(room(name)) or (name, other) == DOOR
+        assert allowed, f"{name} must not import {other}"
 
 
 def test_no_circles_inside_a_room() -> None:

@@ -3,7 +3,7 @@
 import dataclasses
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -42,20 +42,21 @@ class Watch:
         """What a checkpoint must hold for the probes, in addition to the state of the federation."""
         return self.previous if any(probe.reads_previous for probe in self.probes) else None
 
-    def train(self, rounds: int) -> Iterator[Record]:
+    def train(self, rounds: int, ended: Callable[[], object] = lambda: None) -> Iterator[Record]:
         """Train, and yield a record per round; the last is always evaluated.
 
         Args:
             rounds: Rounds in total, with those already done.
+            ended: Asked before every round: whether the run ends early.
         """
-        self._look(rounds)
-        while self.federation.state.round < rounds:
+        self._look(0 if ended() else rounds)
+        while self.federation.state.round < rounds and not ended():
             anchor = self.federation.state.weights
             last = self.federation.state.round + 1 == rounds
             record = self.federation.round(evaluate=True if last else None)
             self.previous = anchor
             yield record
-            self._look(rounds)
+            self._look(0 if ended() else rounds)
 
     def _look(self, rounds: int) -> None:
         done = self.federation.state.round

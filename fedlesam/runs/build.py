@@ -8,6 +8,7 @@ import torch
 
 from fedlesam import algorithms
 from fedlesam.core.local import LocalTraining
+from fedlesam.core.names import imported
 from fedlesam.data import catalogue, dataset
 from fedlesam.data.dataset import DataSet
 from fedlesam.data.splits import Split, make_split
@@ -57,6 +58,8 @@ def build(
         world: The processes that torchrun started, if it did.
         stack: What the run shares with others of a sweep.
     """
+    if config.split == "python":
+        raise ValueError("this run was made in Python; make its federation again, and call fit(rounds, out=FOLDER)")
     device = find_device(config.device)
     configs.check(config)
     algorithm = algorithms.get(config.algorithm, **config.hyper)
@@ -78,6 +81,7 @@ def build(
         local,
         task=tasks.task_of(config.task, config.metric),
         active=config.active,
+        sampling=None if config.sampling is None else imported("sampling", config.sampling),
         test=data.test_shard() if split.test is None else data.shard(torch.from_numpy(split.test)),
         seed=config.seed,
         weighting=config.weighting,

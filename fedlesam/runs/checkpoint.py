@@ -126,6 +126,7 @@ class Checkpoints:
         keep: How many are kept.
         journals: Files that are cut back to a checkpoint when it is loaded.
         metadata: What else must be the same to resume.
+        older: The `settings` of that as earlier versions wrote them.
     """
 
     def __init__(
@@ -134,8 +135,9 @@ class Checkpoints:
         keep: int = 2,
         journals: Mapping[str, Journal] | None = None,
         metadata: Mapping[str, str] | None = None,
+        older: str | None = None,
     ) -> None:
-        self.folder, self.keep = folder, keep
+        self.folder, self.keep, self.older = folder, keep, older
         self.journals, self.metadata = dict(journals or {}), dict(metadata or {})
         self.chain: list[Manifest] = []
         """Those there are, the newest last."""
@@ -276,7 +278,8 @@ class Checkpoints:
         return found
 
     def _check_run(self, federation: Federation, manifest: Manifest, path: Path) -> None:
-        changed = changes(describe(federation) | self.metadata, manifest.run)
+        same = {"settings": self.older} if self.older and manifest.run.get("settings") == self.older else {}
+        changed = changes(describe(federation) | self.metadata | same, manifest.run)
         if changed:
             remedy = "use the settings and the version of fedlesam that began it, or start again with --overwrite"
             raise ValueError(one_line(f"{path}: is a checkpoint of another run ({'; '.join(changed)}); {remedy}"))
@@ -350,6 +353,7 @@ def describe(federation: Federation) -> dict[str, str]:
         "parameters": str(federation.state.weights.numel()),
         "seed": str(federation.seed),
         "weighting": federation.weighting,
+        **({} if federation.sampling is None else {"sampling": _words(federation.sampling)}),
         "failures": f"dropout {failures.dropout}, {failures.on_error}, {failures.max_update_norm}",
     }
 

@@ -70,6 +70,9 @@ class RunConfig:
     momentum: float = option(0.0, LOCAL, "heavy-ball momentum inside a round")
     augment: bool = option(True, LOCAL, "the data set's augmentation, where it has one")
     hyper: Mapping[str, Value] = field(default_factory=dict)
+    sampling: str | None = option(None, RUN, "module:callable that draws the clients of a round", metavar="NAME")
+    stop_when: str | None = option(None, RUN, "end early, e.g. 'accuracy>=0.9' or 'loss<0.5'", metavar="RULE")
+    patience: int | None = option(None, RUN, "end after N evaluations without a better first metric", metavar="N")
     weighting: Weighting = option("clients", RUN, "average over clients, or by their examples")
     evaluate_every: int = option(1, RUN, "rounds between two evaluations; the last round is always evaluated")
     per_client: bool = option(False, RUN, "also the accuracy on every client's own mixture of classes")
@@ -99,6 +102,7 @@ class RunConfig:
         "300s", MACHINE, "rounds (10) or time (300s, 5min) between checkpoints", kinds.interval, "EVERY"
     )
     keep: int = option(2, MACHINE, "checkpoints kept; an older one replaces a damaged one")
+    keep_last: bool = option(False, MACHINE, "keep the last checkpoint, to extend the finished run with more --rounds")
     lost_after: float = option(
         60.0, MACHINE, "end a run when a process of it is stopped or not heard for so long; 0: never", metavar="SECONDS"
     )
@@ -111,7 +115,9 @@ SHARES = tuple(name for name, known in OPTIONS.items() if known.kind is active_c
 """Settings of which a whole number is a count and a fraction a share: 1 is one client, 1.0 all of them."""
 RANGES: dict[str, Range] = {
     **choices.RANGES,
-    **dict.fromkeys(("samples", "clients", "rounds", "evaluate_every", "keep", "steps"), Range(at_least=1, whole=True)),
+    **dict.fromkeys(
+        ("samples", "clients", "rounds", "evaluate_every", "keep", "steps", "patience"), Range(at_least=1, whole=True)
+    ),
     "seed": {"at_least": 0, "whole": True},
     "lost_after": {"at_least": 0},
 }
@@ -127,7 +133,18 @@ PROTOCOL: dict[str, dict[str, Value]] = {
 OWN_CLIENTS = ("pooled", "leave-out", "by", "file")
 """Splits that bring their own number of clients."""
 
-NO_MATTER = ("data_dir", "workers", "memory", "store", "checkpoint_every", "keep", "probe", "lost_after", "cuda_graphs")
+NO_MATTER = (
+    "data_dir",
+    "workers",
+    "memory",
+    "store",
+    "checkpoint_every",
+    "keep",
+    "keep_last",
+    "probe",
+    "lost_after",
+    "cuda_graphs",
+)
 """Settings that change where and how fast a run is done, not what comes out."""
 
 NEWER: dict[str, Value] = {"optimizer": "sgd"}
@@ -368,6 +385,15 @@ def changes(left: Mapping[str, Value], right: Mapping[str, Value]) -> list[str]:
         for name in dict.fromkeys([*left, *right])
         if left.get(name) != right.get(name) or (name in SHARES and type(left.get(name)) is not type(right.get(name)))
     ]
+
+
+def settings_of(config: RunConfig) -> tuple[str, str]:
+    """What checkpoints know of the settings: whatever the number of rounds; and what older ones know.
+
+    Args:
+        config: Resolved settings.
+    """
+    return fingerprint(dataclasses.replace(config, rounds=1)), fingerprint(config)
 
 
 def identity(config: RunConfig) -> str:

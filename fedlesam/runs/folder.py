@@ -1,5 +1,6 @@
 """A run folder: its only reader and writer. Imports no PyTorch until a model or a split is written."""
 
+import dataclasses
 import filecmp
 import json
 import logging
@@ -170,12 +171,12 @@ class RunFolder:
             raise ValueError(f"{self.model}: is not the model of {self.config}: {why}") from error
 
     def write_config(self, config: RunConfig) -> None:
-        """Where there is none.
+        """Where there is none, or one of fewer rounds.
 
         Args:
             config: Resolved settings.
         """
-        if not self.config.exists():
+        if not self.config.exists() or self.read_config().rounds < config.rounds:
             disk.write_text(self.config, configs.write(config))
 
     def write_versions(self, done: int) -> None:
@@ -211,12 +212,13 @@ class RunFolder:
             if self.split.exists() and not filecmp.cmp(beside, self.split, shallow=False):
                 log.warning("%s: is not this run's split; written anew", self.split)
 
-    def write_end(self, module: "nn.Module", summary: dict[str, Any]) -> None:
-        """The model and the summary; a finished run keeps nothing to resume from.
+    def write_end(self, module: "nn.Module", summary: dict[str, Any], keep: bool = False) -> None:
+        """The model and the summary; a finished run keeps nothing to resume from, unless it is to be extended.
 
         Args:
             module: The global model.
             summary: With `state`.
+            keep: Whether a finished run keeps its last checkpoint.
         """
         from safetensors.torch import save_model
 
@@ -224,7 +226,7 @@ class RunFolder:
             save_model(module, str(beside))
         disk.write_json(self.summary, summary)
         self.remove_memory()
-        if summary["state"] == "finished":
+        if summary["state"] == "finished" and not keep:
             self.remove_checkpoints()
 
     def remove_memory(self) -> None:
@@ -249,13 +251,25 @@ class RunFolder:
         for file in self.files:
             if file.is_dir():
                 raise ValueError(f"{file}: is a folder, but a file of the run goes there; move it away")
-        changed = configs.differences(config, self.read_config())
+        known = self.read_config()
+        changed = configs.differences(config, known)
+        longer = dataclasses.replace(known, rounds=max(known.rounds, config.rounds))
+        if changed and not overwrite and not configs.differences(config, longer):
+            return self._can_go_on(known.rounds)
         if not changed and self.is_finished():
             return False
         if changed and not overwrite:
             raise ValueError(
                 f"{self.path}: holds another run ({'; '.join(changed)}); "
                 "choose another folder with --out, or replace it with --overwrite"
+            )
+        return True
+
+    def _can_go_on(self, rounds: int) -> bool:
+        if self.is_finished() and not self.checkpoints.exists():
+            raise ValueError(
+                f"{self.path}: holds a finished run of {rounds} rounds without a checkpoint to go on from (a run keeps "
+                "its last with --keep-last); choose another folder with --out, or train again with --overwrite"
             )
         return True
 
@@ -272,7 +286,7 @@ class RunFolder:
 
     def has_leftovers(self) -> bool:
         """Of a finished run: it was killed before it had cleaned up."""
-        return self.checkpoints.exists() or self.memory.exists()
+        return self.memory.exists() or (self.checkpoints.exists() and not self.read_config().keep_last)
 
     def clear(self) -> None:
         """Remove a run: first what could be resumed, last what says which run it is."""

@@ -38,7 +38,7 @@ def open_run(path: Path, config: RunConfig | None = None, data: DataSet | None =
     """
     experiment = _open(path, config, data)
     if _at_checkpoint(RunFolder(path), experiment, memories=False) is None:
-        _at_model(RunFolder(path), experiment.federation)
+        at_model(RunFolder(path), experiment.federation)
     return experiment.federation
 
 
@@ -100,13 +100,19 @@ def _at_checkpoint(folder: RunFolder, experiment: Experiment, *, memories: bool)
     """The checkpoints of which the newest was taken up."""
     if folder.is_finished():
         return None
-    metadata = {"settings": configs.fingerprint(folder.read_config()), "split": experiment.split.hash}
-    checkpoints = Checkpoints(folder.checkpoints, metadata=metadata)
+    settings, older = configs.settings_of(folder.read_config())
+    metadata = {"settings": settings, "split": experiment.split.hash}
+    checkpoints = Checkpoints(folder.checkpoints, metadata=metadata, older=older)
     return checkpoints if checkpoints.read_newest(experiment.federation, memories) else None
 
 
-def _at_model(folder: RunFolder, federation: Federation) -> None:
-    """Of the end, or of where it was interrupted."""
+def at_model(folder: RunFolder, federation: Federation) -> None:
+    """Put a federation where the model of the folder is: of the end, or of where it was interrupted.
+
+    Args:
+        folder: The run folder.
+        federation: One made from the same settings.
+    """
     module = federation.model
     folder.load_model(module)
     flat, rounds = FlatModel(module), int(folder.read_summary().get("rounds", 0))

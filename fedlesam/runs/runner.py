@@ -24,7 +24,7 @@ from fedlesam.probes import during
 from fedlesam.probes.base import Probe
 from fedlesam.probes.catalogue import attach
 from fedlesam.runs import config as configs
-from fedlesam.runs import costs
+from fedlesam.runs import costs, stopping
 from fedlesam.runs.build import Experiment, build
 from fedlesam.runs.checkpoint import Checkpoints
 from fedlesam.runs.config import RunConfig
@@ -38,6 +38,34 @@ from fedlesam.runs.overview import size_of
 Watch = Callable[[Record], None]
 
 log = logging.getLogger("fedlesam")
+
+
+@dataclasses.dataclass(frozen=True)
+class Made:
+    """A federation that is ready to train, and what its run folder says of the data."""
+
+    federation: Federation
+    data: str
+    """The fingerprint of the data and how they are divided."""
+    facts: dict[str, Any]
+    """For the summary."""
+    write: Callable[[RunFolder], None] = lambda folder: None
+    """Writes the split."""
+
+
+def made_of(experiment: Experiment) -> Made:
+    """What the runner needs of an experiment.
+
+    Args:
+        experiment: As of `build`.
+    """
+    split, data = experiment.split, experiment.data
+    facts = {
+        "shape" if len(data.shape) == 3 else "sample_shape": list(data.shape),
+        "classes": data.outputs,
+        "split": {name: getattr(split, name) for name in ("scheme", "hash", "dropped", "repeats")},
+    }
+    return Made(experiment.federation, split.hash, facts, lambda folder: folder.write_split(split, data))
 
 
 class NoAnswers(ArithmeticError):
@@ -85,6 +113,7 @@ def execute(
     data: DataSet | None = None,
     world: World | None = None,
     stack: Stack | None = None,
+    made: Made | None = None,
 ) -> dict[str, Any]:
     """Train a resolved config into a folder and return its summary; a finished folder is only read.
 
@@ -100,6 +129,7 @@ def execute(
         data: The data set, if it is loaded already.
         world: The processes that torchrun started, if it did.
         stack: What the run shares with others of a sweep, which trains them in lockstep.
+        made: The federation, if it is made already; it stays open.
     """
     folder, tell = RunFolder(path), None
     with contextlib.ExitStack() as held:
@@ -117,12 +147,15 @@ def execute(
                     shutdown_workers(world)
                 if tell is not None:
                     disk.sync_folder(path)  # that it is finished may not be lasting yet
-                    folder.remove_checkpoints()
+                    if not folder.read_config().keep_last:
+                        folder.remove_checkpoints()
                 return _finished(folder)
-            experiment = build(config, data, folder=folder.memory, world=world, stack=stack)
-            check_savable(experiment.federation.model)
-            probes = attach(config.probe, experiment.federation)
-            costs.check_fits(costs.predict(config, experiment.federation), config, path, size_of(folder.checkpoints))
+            ready = made or made_of(build(config, data, folder=folder.memory, world=world, stack=stack))
+            federation = ready.federation
+            check_savable(federation.model)
+            probes = attach(config.probe, federation)
+            stopping.check(config.stop_when, config.patience, list(federation.task.metrics), federation.tested)
+            costs.check_fits(costs.predict(config, federation), config, path, size_of(folder.checkpoints))
             if world is not None:
                 world.broadcast({"command": "ready?"})
                 wrong = [message for message, _ in world.gather(None) if message]
@@ -133,14 +166,15 @@ def execute(
                 tell = held.enter_context(locked(path))
                 if not folder.is_empty():
                     raise ValueError(f"{path}: another process has just begun a run here; repeat the command")
-        held.enter_context(experiment.federation)
+        if made is None:
+            held.enter_context(federation)
         with release_workers_on_error(world):
             if overwrite:
                 folder.clear()
-            checkpoints, records = _begin(folder, config, experiment)
+            checkpoints, records = _begin(folder, config, ready)
             held.callback(checkpoints.journals[folder.metrics.name].close)
-            tell(experiment.federation.state.round)
-        return _train(folder, config, experiment, checkpoints, records, watch, probes)
+            tell(federation.state.round)
+        return _train(folder, config, ready, checkpoints, records, watch, probes)
 
 
 def _finished(folder: RunFolder) -> dict[str, Any]:
@@ -153,17 +187,20 @@ def _finished(folder: RunFolder) -> dict[str, Any]:
     return {**summary, **known}
 
 
-def _begin(folder: RunFolder, config: RunConfig, experiment: Experiment) -> tuple[Checkpoints, list[dict[str, Any]]]:
+def _begin(folder: RunFolder, config: RunConfig, made: Made) -> tuple[Checkpoints, list[dict[str, Any]]]:
     """Write what a new run begins with, or resume where an old one stopped; return the records so far."""
     for part in folder.path.glob(f".*{disk.PART}"):  # of a process that was killed
         part.unlink(missing_ok=True)
+    if folder.config.exists() and folder.read_config().rounds < config.rounds:
+        folder.summary.unlink(missing_ok=True)  # it is not finished any more
     folder.write_config(config)
     journal = Journal(folder.metrics)
-    metadata = {"settings": configs.fingerprint(config), "split": experiment.split.hash}
-    checkpoints = Checkpoints(folder.checkpoints, config.keep, {folder.metrics.name: journal}, metadata)
+    settings, older = configs.settings_of(config)
+    metadata = {"settings": settings, "split": made.data}
+    checkpoints = Checkpoints(folder.checkpoints, config.keep, {folder.metrics.name: journal}, metadata, older)
     seen = folder.metrics.read_bytes().count(b"\n") if folder.metrics.exists() else 0
-    done = checkpoints.load(experiment.federation)
-    folder.write_split(experiment.split, experiment.data)
+    done = checkpoints.load(made.federation)
+    made.write(folder)
     folder.write_versions(done)
     folder.summary.unlink(missing_ok=True)
     if seen and not done:
@@ -176,18 +213,22 @@ def _begin(folder: RunFolder, config: RunConfig, experiment: Experiment) -> tupl
 def _train(
     folder: RunFolder,
     config: RunConfig,
-    experiment: Experiment,
+    made: Made,
     checkpoints: Checkpoints,
     records: list[dict[str, Any]],
     watch: Watch | None,
     probes: list[Probe],
 ) -> dict[str, Any]:
-    federation, journal = experiment.federation, checkpoints.journals[folder.metrics.name]
+    federation, journal = made.federation, checkpoints.journals[folder.metrics.name]
     watched = during.Watch(federation, probes, folder.probes, checkpoints.previous)
     every, saved = config.checkpoint_every, time.monotonic()
+
+    def why() -> str:
+        return stopping.why_end(records, config.stop_when, config.patience, *stopping.first_of(federation.task.metrics))
+
     with handle_signals(federation.request_stop):  # also while the end is written: who lost a peer is soon told to go
         try:
-            for record in watched.train(config.rounds):
+            for record in watched.train(config.rounds, why):
                 journal.append(named(record.as_dict(), evaluated_on(config)))
                 records.append(record.as_dict())
                 if watch is not None:
@@ -198,14 +239,17 @@ def _train(
                     saved = time.monotonic()
             _check_answers(records)
             journal.seal()
-            summary = _close(folder, config, experiment, records, "finished", "")
+            if config.keep_last:
+                checkpoints.keep = 1
+                checkpoints.save(federation, watched.to_keep)
+            summary = _close(folder, config, made, records, "finished", why())
         except BaseException as error:
             state: State = "interrupted" if isinstance(error, KeyboardInterrupt) else "stopped"
             with _log_and_continue(folder, "the run will resume at the checkpoint before"):
                 if len(records) == federation.state.round:
                     checkpoints.save(federation, watched.to_keep)
             with _log_and_continue(folder, "there is no summary"):
-                _close(folder, config, experiment, records, state, str(error))
+                _close(folder, config, made, records, state, str(error))
             raise
     federation.check_stop()  # who asked wants no next run either
     return summary
@@ -279,7 +323,7 @@ def run_worker(world: World) -> None:
 
 
 def _close(
-    folder: RunFolder, config: RunConfig, experiment: Experiment, records: list[dict[str, Any]], state: State, why: str
+    folder: RunFolder, config: RunConfig, made: Made, records: list[dict[str, Any]], state: State, why: str
 ) -> dict[str, Any]:
     dropped = sum(len(record.get("dropped", ())) for record in records)
     summary = {
@@ -289,14 +333,12 @@ def _close(
         "rounds": len(records),
         **named(scores(records), evaluated_on(config)),
         **{name: sum(r[name] for r in records) for name in ("backward_passes", "bytes_down", "bytes_up", "seconds")},
-        "parameters": len(experiment.federation.weights),
-        "shape" if len(experiment.data.shape) == 3 else "sample_shape": list(experiment.data.shape),
-        "classes": experiment.data.outputs,
+        "parameters": len(made.federation.weights),
         **({"dropped": dropped} if dropped else {}),
-        "client_memory_bytes": largest_memory(experiment.federation),
-        "split": {name: getattr(experiment.split, name) for name in ("scheme", "hash", "dropped", "repeats")},
+        "client_memory_bytes": largest_memory(made.federation),
+        **made.facts,
     }
-    folder.write_end(experiment.federation.model, summary)
+    folder.write_end(made.federation.model, summary, config.keep_last)
     return summary
 
 

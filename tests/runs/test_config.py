@@ -50,6 +50,10 @@ OTHER: dict[str, Any] = {
     "clip_scope": "corrected",
     "momentum": 0.5,
     "augment": False,
+    "sampling": "mine:draw",
+    "stop_when": "accuracy>=0.9",
+    "patience": 3,
+    "keep_last": True,
     "hyper": {"rho": 0.25, "lam": 1e-3, "mode": "origin", "count": 3, "flag": True},
     "weighting": "examples",
     "evaluate_every": 4,
@@ -135,7 +139,19 @@ def test_resolve_settles_everything() -> None:
     assert config.threads == torch.get_num_threads()
     assert config.hyper == {"lam": 0.1, "lr_g": 1.0}
     unset = [name for name in OPTIONS if getattr(config, name) is None]
-    assert unset == ["task", "metric", "data_dir", "samples", "held_out", "steps", "stack_runs", "probe"]
+    assert unset == [
+        "task",
+        "metric",
+        "data_dir",
+        "samples",
+        "held_out",
+        "steps",
+        "sampling",
+        "stop_when",
+        "patience",
+        "stack_runs",
+        "probe",
+    ]
     assert resolve(RunConfig(algorithm="fedsam")).lr_decay == 0.998
     assert resolve(RunConfig(lr_decay=0.5)).lr_decay == 0.5
     assert resolve(RunConfig(threads=3)).threads == 3
@@ -390,6 +406,7 @@ def test_build_passes_every_setting_on() -> None:
                 "engine": "plain",
                 "stack_runs": None,
                 "steps": None,
+                "sampling": None,
                 "optimizer": "sgd",
             }
         )

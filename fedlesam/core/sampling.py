@@ -1,0 +1,49 @@
+"""Which clients are active in a round."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from fedlesam.core import seeds
+
+Sampling = Callable[[int, np.random.Generator, int, int], Sequence[int]]
+"""A function of (round, rng, clients, active): the numbers of the clients of a round, drawn from rng alone."""
+
+
+def count_active(active: int | float, clients: int) -> int:
+    """How many clients a round has: an int is a count, a float a share of them."""
+    if isinstance(active, bool) or not isinstance(active, int | float | np.integer | np.floating):
+        raise ValueError(f"active must be a count (int) or a share (float), got {active!r}")
+    if isinstance(active, int | np.integer):
+        if not 1 <= active <= clients:
+            raise ValueError(f"active must be from 1 to the number of clients, {clients}, got {active}")
+        return int(active)
+    if not 0 < active <= 1:
+        raise ValueError(f"active as a share must be above 0 and at most 1, got {active}; a count is an int, e.g. 10")
+    return max(1, round(float(active) * clients))
+
+
+def draw(seed: int, round: int, clients: int, active: int, sampling: Sampling | None) -> list[int]:
+    """The active clients of a round: by a function of one's own, or uniform without replacement."""
+    rng = np.random.default_rng(seeds.derive(seed, "participation", round))
+    if sampling is None:
+        return sorted(int(i) for i in rng.choice(clients, active, replace=False))
+    try:
+        return check_active(sampling(round, rng, clients, active), clients)
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"sampling(round={round}): {error}") from error
+
+
+def check_active(active: Sequence[int], clients: int) -> list[int]:
+    """The numbers of clients in their order; a ValueError if one is none, or is there twice."""
+    for i in active:
+        if isinstance(i, bool) or not isinstance(i, int | np.integer):
+            raise ValueError(f"active must list client numbers, e.g. [0, 3], got {i!r} in {list(active)}")
+    chosen = sorted(int(i) for i in active)
+    if not chosen:
+        raise ValueError("active is empty: a round needs at least one client")
+    if len(set(chosen)) < len(chosen):
+        raise ValueError(f"active names a client twice: {chosen}")
+    if chosen[0] < 0 or chosen[-1] >= clients:
+        raise ValueError(f"active names clients outside 0 to {clients - 1}: {chosen}")
+    return chosen
