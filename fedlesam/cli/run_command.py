@@ -43,7 +43,8 @@ def command(settings: Settings, trackers: dict[str, Any], output: Output) -> Non
     display = Display(output.quiet or output.as_json)
     for note in notes(config, world):
         display.say(note)
-    done = RunFolder(folder).is_finished()
+    there = RunFolder(folder)
+    done = there.is_finished() and there.read_config().rounds >= config.rounds
     with display.open(folder), watching(openers) as watchers:
         on = evaluated_on(config)
         watch = display.watch(config.algorithm, config.rounds, on) if not done or output.overwrite else None

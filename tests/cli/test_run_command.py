@@ -172,3 +172,13 @@ def test_your_own_method_model_and_split(call: Call, tmp_path: Path) -> None:
     )
     ranked = call("compare", "fedavg", "rules_of_mine:method", *own, "--out", "c", "--json")
     assert {row["algorithm"] for row in json.loads(ranked.out)["ranking"]} == {"fedavg", "rules_of_mine:method"}
+
+
+def test_more_rounds_extend_a_run_that_kept_its_last_checkpoint(call: Call, tmp_path: Path) -> None:
+    call("run", "--rounds", "1", *TINY, "--out", "x", "--keep-last")
+    extended = call("run", "--rounds", "3", *TINY, "--out", "x")
+    assert extended.code == 0 and "already finished" not in extended.out and "round 3/3" in extended.err
+    call("run", "--rounds", "3", *TINY, "--out", "y")
+    assert (tmp_path / "x" / "model.safetensors").read_bytes() == (tmp_path / "y" / "model.safetensors").read_bytes()
+    refused = call("run", "--rounds", "4", *TINY, "--out", "y")
+    assert refused.code == 2 and "without a checkpoint to go on from" in refused.err
