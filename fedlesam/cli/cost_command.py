@@ -17,9 +17,10 @@ from fedlesam.runs import config as configs
 @settings()
 @json_option
 def command(settings: Settings, as_json: bool) -> None:
-    """Predict what a run needs, without running it: RAM, disk, bytes per round, backward passes.
+    """Predict what a run needs, without running it: RAM, GPU memory, disk, bytes per round, backward passes.
 
-    Takes the flags of `fedlesam run`. RAM is without the data set and the activations of a forward pass.
+    Takes the flags of `fedlesam run`. RAM and GPU memory are without the activations of a forward pass, RAM also
+    without the data set. Neither a GPU nor the files of a public data set are needed.
     """
     config = configs.resolve(settings())
 
@@ -27,7 +28,9 @@ def command(settings: Settings, as_json: bool) -> None:
     from fedlesam.runs import costs
     from fedlesam.runs.build import build
 
-    predicted = costs.predict(config, build(config).federation)
+    data, real = costs.data_for(config)
+    device = "cpu" if (config.device or "").startswith("cuda") else config.device
+    predicted = costs.predict(config, build(dataclasses.replace(config, device=device), data).federation)
     if as_json:
         click.echo(json.dumps(dataclasses.asdict(predicted)))
         return
@@ -42,7 +45,10 @@ def command(settings: Settings, as_json: bool) -> None:
         ("one client keeps", size(p.one_client) if p.one_client else "nothing"),
         ("all clients keep", f"{size(p.client_memory)} in the end" if p.client_memory else "nothing"),
         ("RAM", f"{size(p.ram)}, of which at most {size(config.memory)} for the clients' memory"),
+        ("GPU", f"{size(p.gpu)} with --device cuda and a worker on each, and the activations"),
         ("disk", f"{size(p.disk)}, and at most {size(p.checkpoints)} for checkpoints"),
     ]
+    if not real:
+        rows.append(("data", f"{config.data} is not here; its form and equal classes were taken"))
     for name, value in rows:
         click.echo(f"{name + ':':<20}{value}")

@@ -24,6 +24,8 @@ class Official:
     classes: tuple[str, ...]
     shape: tuple[int, int, int]
     """channels, height, width"""
+    train: int
+    """Training images; the test images are 10,000 of all of them."""
     mean: tuple[float, ...]
     std: tuple[float, ...]
     base_url: str
@@ -122,6 +124,25 @@ def load(name: str, data_dir: Path | str | None = None) -> "DataSet":
     if is_own(name):
         return _load.load_own(name)
     return _load.from_source(name, _load.source_of(name, folder))
+
+
+def stand_in(name: str) -> "DataSet":
+    """Zeros of the form of a public data set, with equal classes: enough to say what a run would need.
+
+    Args:
+        name: One of `OFFICIAL`.
+    """
+    import torch
+
+    from fedlesam.data.dataset import DataSet, Images
+
+    known = OFFICIAL[name]
+
+    def zeros(count: int) -> Images:
+        pixels = torch.zeros((), dtype=torch.uint8).expand(count, *known.shape)
+        return Images(pixels, torch.arange(count) % len(known.classes))
+
+    return DataSet(name, zeros(known.train), zeros(10_000), known.classes, known.mean, known.std)
 
 
 def is_domains(name: str) -> bool:

@@ -6,14 +6,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fedlesam.algorithms import Algorithm
-from fedlesam.core.batches import size_of, steps_per_epoch
+from fedlesam.core.batches import RESIDENT, Batches, size_of, steps_per_epoch
 from fedlesam.core.local import LocalTraining
 from fedlesam.core.space import size
 from fedlesam.core.state import size_in_bytes
+from fedlesam.core.tree import leaves
+from fedlesam.data.catalogue import OFFICIAL, stand_in
+from fedlesam.data.dataset import DataSet, select
 from fedlesam.federation import Federation
+from fedlesam.runs.build import load_data
 from fedlesam.runs.config import RunConfig
 
 PROCESS_BYTES = 300_000_000
@@ -77,6 +81,9 @@ class Prediction:
     """What all clients together remember once every client was active."""
     ram: int
     """All processes of this machine, without the data set and the activations of a forward pass."""
+    gpu: int
+    """Of each GPU, with one worker on it: weights, gradients, the method's vectors, one client's memory and the samples
+    that lie there; without the activations of a forward pass."""
     disk: int
     """Memory beyond the budget, and the results."""
     checkpoint: int
@@ -126,10 +133,41 @@ def predict(config: RunConfig, federation: Federation) -> Prediction:
         one_client=round((cost.stored - 1) * vector),
         client_memory=memory,
         ram=round(here * (PROCESS_BYTES + working) + cost.server * vector) + memory - in_files + fresh,
+        gpu=round(working + (cost.server + cost.stored - 1) * vector) + _scratch(federation) + _resident(federation),
         disk=in_files + 2 * vector,
         checkpoint=memory + kept,
         checkpoints=memory * (2 if changed < 1 else 1) + kept + round(config.keep * (changed * memory + kept)),
     )
+
+
+def _scratch(federation: Federation) -> int:
+    """Bytes of the vectors that only some settings need."""
+    local, rule = federation.local, federation.algorithm.perturbation
+    named = [local.momentum or local.optimizer == "adamw", local.optimizer == "adamw", rule.draws]
+    return sum(map(bool, named)) * federation.state.weights.nbytes
+
+
+def _resident(federation: Federation) -> int:
+    """Bytes of the samples on a GPU: of one client and of the test set, where they are small enough to lie there."""
+    first = Batches(federation.clients[0], torch.device("cpu"), federation.task.collate)
+    sample = sum(part.nbytes for part in leaves(first.fetch(torch.tensor([0]), seed=0)) if isinstance(part, Tensor))
+    test = federation._local_engine.test
+    counts = [max(map(size_of, federation.clients)), 0 if test is None else len(test)]
+    return sum(count * sample for count in counts if count * sample <= RESIDENT)
+
+
+def data_for(config: RunConfig) -> tuple[DataSet, bool]:
+    """The data set of a run, or where a public one is not here, zeros of its form; and whether it is the real one.
+
+    Args:
+        config: Settings of a run.
+    """
+    try:
+        return load_data(config), True
+    except ValueError:
+        if config.data not in OFFICIAL:
+            raise
+        return select(stand_in(config.data), config.samples, config.held_out), False
 
 
 def anchors_alive(clients: int, active: int, rounds: int, holders: int = 1) -> float:

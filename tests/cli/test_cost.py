@@ -64,7 +64,7 @@ def test_cost_is_for_scripts(call: Call) -> None:
     assert found["one_client"] == 2 * 310 * 4
     assert set(found) == {
         "parameters", "clients", "active", "backward_passes_per_round", "bytes_down_per_round", "bytes_up_per_round",
-        "one_client", "client_memory", "ram", "disk", "checkpoint", "checkpoints",
+        "one_client", "client_memory", "ram", "gpu", "disk", "checkpoint", "checkpoints",
     }  # fmt: skip
 
 
@@ -150,3 +150,26 @@ def test_idle_workers_are_fine(call: Call, tmp_path: Path) -> None:
     assert call("run", *flags, "--out", "one", "-q")[0] == 0
     models = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("one", "several")]
     assert models[0] == models[1]
+
+
+def test_gpu_memory_without_a_gpu_and_without_the_data(call: Call, tmp_path: Path) -> None:
+    """The files of CIFAR-10 are not in an empty folder, and there is no GPU here."""
+    data = ["--data", "cifar10", "--data-dir", str(tmp_path / "none")]
+    model = [*data, "--model", "resnet18:width=4", "--device", "cuda"]
+    flags = ["--clients", "10", "--active", "2", *model]
+    code, out, err = call("cost", *flags, "--algorithm", "scaffold", "--memory", "0")
+    assert code == 0, err
+    rows = dict(line.split(":", 1) for line in out.splitlines())
+    assert rows["GPU"].strip().endswith("with --device cuda and a worker on each, and the activations")
+    assert "cifar10 is not here" in rows["data"]
+    found = {}
+    for method in ("fedavg", "fedsam", "scaffold"):
+        code, out, err = call("cost", *flags, "--algorithm", method, "--json")
+        assert code == 0, err
+        found[method] = json.loads(out)
+    vector = 4 * found["fedavg"]["parameters"]
+    samples = (5_000 + 10_000) * (3 * 32 * 32 * 4 + 8)
+    assert found["fedavg"]["gpu"] == samples + 9 * vector, "5, an update's sum (2), what is received and the server's"
+    assert found["fedsam"]["gpu"] == found["fedavg"]["gpu"] + 2 * vector, "v beside v + e, and the ascent"
+    assert found["scaffold"]["gpu"] == found["fedavg"]["gpu"] + 5 * vector, "c twice, c_i, and the sum of its change"
+    assert found["fedavg"]["backward_passes_per_round"] == 2 * 5 * 100
