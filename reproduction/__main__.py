@@ -82,6 +82,14 @@ class Heads:
 @click.option(
     "--workers", cls=Grouped, group=HOW, type=click.IntRange(1), default=1, metavar="N", help="processes per run  [1]"
 )
+@click.option(
+    "--stack-runs",
+    cls=Grouped,
+    group=HOW,
+    type=click.IntRange(8),
+    metavar="ROWS",
+    help="runs that differ in seed or numbers as one computation, of so many clients at once (small models)",
+)
 @click.option("--dry-run", cls=Grouped, group=HOW, is_flag=True, help="print what would be run; train nothing")
 @click.option(
     "--out",
@@ -102,6 +110,7 @@ def command(
     data_dir: str | None,
     jobs: int,
     workers: int,
+    stack_runs: int | None,
     dry_run: bool,
     out: Path | None,
     quiet: bool,
@@ -147,8 +156,9 @@ def command(
             table = claim.rebuild(studies(SCALES[scale], seeds)[items[0]], Where(SCALES[scale]), lines, folder)
             click.echo(markdown(table) if not quiet else "", nl=False)
             return 0
-        return _study(items[0], Where(SCALES[scale], data_dir, workers), seeds, jobs, dry_run, folder, Display(quiet))
-    request = Request(find_items(items), SCALES[scale], parse_only(only), seeds, data_dir, workers, jobs)
+        here = Where(SCALES[scale], data_dir, workers, stack_runs)
+        return _study(items[0], here, seeds, jobs, dry_run, folder, Display(quiet))
+    request = Request(find_items(items), SCALES[scale], parse_only(only), seeds, data_dir, workers, jobs, stack_runs)
     if dry_run:
         _print_plan(request)
         return 0

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from fedlesam.core.names import unknown
-from fedlesam.runs.config import RunConfig
+from fedlesam.runs.config import RunConfig, resolve, update
 from reproduction.items import ITEMS, Item, RunSpec
 from reproduction.scales import SCALES, Scale, on_scale, settle
 
@@ -69,7 +69,13 @@ class Plan:
 
 
 def make(
-    items: Sequence[Item], only: Only, scale: Scale, seeds: int, data_dir: str | None = None, workers: int = 1
+    items: Sequence[Item],
+    only: Only,
+    scale: Scale,
+    seeds: int,
+    data_dir: str | None = None,
+    workers: int = 1,
+    stack_runs: int | None = None,
 ) -> Plan:
     """A run that two tables need is planned once, with the probes of both."""
     kept = [
@@ -89,7 +95,7 @@ def make(
             if isinstance(config, str):
                 missing[plain] = config
             else:
-                runs.setdefault(plain, []).append(config)
+                runs.setdefault(plain, []).append(resolve(update(config, {"stack_runs": stack_runs})))
     return Plan(kept, runs, missing)
 
 

@@ -48,13 +48,15 @@ class Request:
     data_dir: str | None = None
     workers: int = 1
     jobs: int = 1
+    stack_runs: int | None = None
 
     @property
     def repeats(self) -> int:
         return self.scale.seeds if self.seeds is None else self.seeds
 
     def plan(self) -> plan.Plan:
-        return plan.make(self.items, self.only, self.scale, self.repeats, self.data_dir, self.workers)
+        how = self.data_dir, self.workers, self.stack_runs
+        return plan.make(self.items, self.only, self.scale, self.repeats, *how)
 
     def terms(self) -> list[str]:
         """Every reduction and choice that concerns these tables, to be printed with the results."""

@@ -97,6 +97,7 @@ class Condition:
                 values["workers"] = 1
             settled = configs.update(RunConfig(), {**self.settings, **values})
         chosen: dict[str, Value | None] = {**hyper, "rho": rho, "held_out": self.held_out if tuning else None}
+        chosen["stack_runs"] = where.stack_runs
         config = configs.resolve(configs.update(settled, chosen))
         return dataclasses.replace(config, probe=None)
 
@@ -129,6 +130,7 @@ class Where:
     scale: Scale
     data_dir: str | None = None
     workers: int = 1
+    stack_runs: int | None = None
 
 
 @dataclass(frozen=True)
