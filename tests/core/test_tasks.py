@@ -42,8 +42,8 @@ def test_against_the_oracle(kind: str, method: str, engine: str, monkeypatch: py
     oracle = Oracle(method, world.model, world.rows, epochs, seed=7, slope=world.slope, **settings)
     for active in SCHEDULE:
         oracle.round(active)
-    together = StackedEngine.together
-    monkeypatch.setattr(StackedEngine, "together", lambda *a: stacks.append([m.client for m in a[2]]) or together(*a))
+    feed = StackedEngine._feed
+    monkeypatch.setattr(StackedEngine, "_feed", lambda *a: stacks.append([m.client for m in a[1]]) or feed(*a))
     fed = play(federation(kind, method, engine=engine, local=training(epochs=epochs)), SCHEDULE)
     assert stacks == ([[0, 2], [1, 4], [0, 2]] if engine == "stacked" else [])
     assert_agree(states(fed), oracle.states(), 1e-10)
