@@ -1,6 +1,7 @@
 """The gradient of one batch after the other, for the plain local loop."""
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -37,12 +38,21 @@ class BatchGradient:
             return loss if value is found.loss else found.loss.detach()
 
         graphs = model.graphs if lesson is None else None  # a teacher has other tensors in every round
-        self._seed()
-        before = seeds.state(model.device) if self.draws is None else None
-        loss = work(batch) if graphs is None else graphs.run(restore, work, batch)
-        if self.draws is None:
-            self.draws = seeds.state(model.device) != before
+        run = work if graphs is None else functools.partial(graphs.run, restore, work)
+        loss = self._watched(run, batch, watch=not final)
         model.backward_passes = passes + 1
+        return loss
+
+    def _watched(self, run: Callable[[Batch], Tensor], batch: Batch, watch: bool) -> Tensor:
+        """A pass with its seed. A layer that draws for the first time in the first of two passes makes it once more."""
+        self._seed()
+        before = seeds.state(self.model.device) if watch or self.draws is None else None
+        loss = run(batch)
+        drew = before is not None and seeds.state(self.model.device) != before
+        if drew and self.draws is False:
+            self.draws = True
+            return self._watched(run, batch, watch)
+        self.draws = drew if self.draws is None else self.draws
         return loss
 
     def taught(self, teacher: Tensor) -> Tensor:

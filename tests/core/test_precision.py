@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from worlds import assert_same_bits, federation, mlp, play, samples, states, training
 
+import fedlesam as fl
 from fedlesam.core import seeds
 from fedlesam.core.computing import compute_context
 from fedlesam.core.flat_model import FlatModel
@@ -130,3 +131,35 @@ def test_seeding_costs_nothing_where_no_layer_draws(rate: float, seeded: int, mo
     fed = federation("fedsam", model=model, local=training(epochs=4))
     fed.round([1])
     assert len(calls) == seeded
+
+
+class Late(nn.Module):
+    """Draws a mask only from its third batch on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 2)
+        self.drawn: list[tuple[float, float]] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if float(x[0, 0]) >= 2:
+            mask = torch.rand(())
+            self.drawn.append((float(x[0, 0]), float(mask)))
+            x = x * mask
+        found: torch.Tensor = self.linear(x)
+        return found
+
+
+def test_a_layer_that_draws_late_has_one_mask_in_both_passes() -> None:
+    model, seen = Late(), []
+    x = torch.arange(6.0)[:, None].repeat(1, 3)
+    fed = fl.Federation(
+        model, [(x, torch.zeros(6, dtype=torch.long))], "fedsam", fl.LocalTraining(batch_size=1, epochs=1)
+    )
+    fed._flat.module.drawn = seen  # type: ignore[assignment]
+    fed.round()
+    by_batch: dict[float, list[float]] = {}
+    for batch, mask in seen:
+        by_batch.setdefault(batch, []).append(mask)
+    assert sorted(by_batch) == [2.0, 3.0, 4.0, 5.0]
+    assert all(len(set(masks[-2:])) == 1 for masks in by_batch.values()), by_batch
