@@ -88,8 +88,9 @@ def equations(algorithm: Algorithm) -> Equations:
     step = [
         *([f"lr_k = lr ((1 - k / E_i) + {algorithm.lr_floor:g} k / E_i)"] if falls else []),
         *(line for line in look if perturbs and line not in mixed and not line.startswith(("client: ", "server: "))),
-        f"g = clip(gradient of the loss at v{' + e' if perturbs else ''})",
+        f"g = gradient of the loss at v{' + e' if perturbs else ''}",
         *mixed,
+        "g <- clip(g)",
         f"v <- v - {'lr_k' if falls else 'lr'} ({direction} + weight_decay v)",
     ]
     return Equations(

@@ -68,7 +68,7 @@ def test_latex_is_balanced_and_text_is_complete(name: str) -> None:
 
 def test_known_methods() -> None:
     fedavg = equations(fl.algorithms.fedavg())
-    assert fedavg.step == ["g = clip(gradient of the loss at v)", "v <- v - lr (g + weight_decay v)"]
+    assert fedavg.step == ["g = gradient of the loss at v", "g <- clip(g)", "v <- v - lr (g + weight_decay v)"]
     assert equations(fl.algorithms.fednsam()).start == "w' = w + gamma m"
     assert "v - w' + h_i" in equations(fl.algorithms.fedgloss()).step[-1]
     assert equations(fl.algorithms.fedlesam(direction="ahead")).step[0].startswith("e = -rho")
