@@ -83,11 +83,11 @@ def equations(algorithm: Algorithm) -> Equations:
         look, turn = ([re.sub(r"\bw\b", "w'", line) for line in lines] for lines in (look, turn))
     direction = (_with("direction = ", turn) or ["g"])[0]
     mixed = [line for line in look if line.startswith("g <-")]
-    perturbs = look != ["e = 0"]
+    perturbs = "e = 0" not in look
     falls = not is_number(algorithm.lr_floor, 1)
     step = [
         *([f"lr_k = lr ((1 - k / E_i) + {algorithm.lr_floor:g} k / E_i)"] if falls else []),
-        *(line for line in look if perturbs and line not in mixed and not line.startswith(("client: ", "server: "))),
+        *(line for line in look if line not in ("e = 0", *mixed) and not line.startswith(("client: ", "server: "))),
         f"g = gradient of the loss at v{' + e' if perturbs else ''}",
         *mixed,
         "g <- clip(g)",

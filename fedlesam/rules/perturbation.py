@@ -298,7 +298,7 @@ class TaughtDescent(NoPerturbation):
     formula = (
         "e = 0",
         "z_t, z_v = the outputs of a and of v for the batch",
-        "g <- clip(gradient of the loss + strength tau^2 KL(softmax(z_t / tau), softmax(z_v / tau)))",
+        "g <- gradient of the loss + strength tau^2 KL(softmax(z_t / tau), softmax(z_v / tau))",
         "server: a <- beta a + (1 - beta) (the next w)",
     )
     teaches = "descent"
