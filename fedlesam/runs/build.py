@@ -1,5 +1,6 @@
 """From settings to a federation that is ready to train."""
 
+import logging
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ from fedlesam.runs import config as configs
 from fedlesam.runs import tasks
 from fedlesam.runs.config import RunConfig
 
+log = logging.getLogger("fedlesam")
+
 
 @dataclass(frozen=True)
 class Experiment:
@@ -37,6 +40,9 @@ def load_data(config: RunConfig) -> DataSet:
     Args:
         config: Settings of a run.
     """
+    known = {name.partition(":")[0] for name in catalogue.NAMES} - {"digits"}  # the embedded set is there at once
+    if config.data.partition(":")[0] in known:
+        log.info("loading %s", config.data, extra={"without_bar": True})
     whole = catalogue.load(config.data, Path(config.data_dir) if config.data_dir else None)
     return dataset.select(whole, config.samples, config.held_out)
 

@@ -1,5 +1,6 @@
 """`Federation.fit`: anything that is made in Python as a run, with the folder of the command line's runs."""
 
+import logging
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from fedlesam.runs.progress import Display
 from fedlesam.runs.reopen import at_model
 from fedlesam.runs.runner import Made, execute
 from fedlesam.runs.trackers import wanted, watching
+
+log = logging.getLogger("fedlesam")
 
 Callback = Callable[[Record], object]
 
@@ -82,6 +85,7 @@ def fit(
                 callback(record)
 
         if folder is None:
+            log.info("%s: %d rounds to train; a line follows the first", label, rounds, extra={"without_bar": True})
             _train(federation, config, see)
         else:
             watch = watchers.watch(config, folder.path, see) if openers else see

@@ -90,8 +90,6 @@ class Display:
         """The observer of one run, evaluated on test or held-out samples."""
         tick = self.bar(name if self.progress is not None else f"{name}  round", rounds)
         began, first = time.monotonic(), -1
-        if self.progress is None:
-            self.say(f"{name}: {rounds} rounds; preparing data and model, a line follows the first round")
 
         def see(record: "Record") -> None:
             nonlocal first
@@ -114,7 +112,7 @@ class Tick(Protocol):
 
 
 class LogHandler(logging.Handler):
-    """The package's log on the display; warnings also where the display is quiet."""
+    """The package's log on the display; warnings also where the display is quiet, `without_bar` only where no bar is."""
 
     def __init__(self, display: Display) -> None:
         super().__init__()
@@ -123,6 +121,8 @@ class LogHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         if hasattr(record, "total"):
             self.bar(record.unit)(record.done, record.total)  # type: ignore[attr-defined]
+        elif getattr(record, "without_bar", False) and self.display.progress is not None:
+            return
         elif record.levelno >= logging.WARNING:
             self.display.console.print(f"warning: {record.getMessage()}", markup=False, highlight=False, soft_wrap=True)
         else:
