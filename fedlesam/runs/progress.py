@@ -112,7 +112,7 @@ class Tick(Protocol):
 
 
 class LogHandler(logging.Handler):
-    """The package's log on the display; warnings also where the display is quiet, `without_bar` only where no bar is."""
+    """The package's log on the display; warnings also where it is quiet, `without_bar` where there is no bar."""
 
     def __init__(self, display: Display) -> None:
         super().__init__()

@@ -174,10 +174,8 @@ def execute(
             checkpoints, records = _begin(folder, config, ready)
             held.callback(checkpoints.journals[folder.metrics.name].close)
             tell(federation.state.round)
-        left = config.rounds - federation.state.round
-        log.info(
-            "%s: %d rounds to train; a line follows the first", config.algorithm, left, extra={"without_bar": True}
-        )
+        text = f"{config.algorithm}: {config.rounds - federation.state.round} rounds to train; a line follows the first"
+        log.info(text, extra={"without_bar": True})
         return _train(folder, config, ready, checkpoints, records, watch, probes)
 
 

@@ -115,7 +115,7 @@ def test_a_finished_folder_lets_the_others_go(serial: Path) -> None:
 def test_a_refused_folder_lets_the_others_go(serial: Path) -> None:
     world = led()
     children = list(world.children)
-    with pytest.raises(ValueError, match="holds another run"):
+    with pytest.raises(ValueError, match="holds a finished run of 3 rounds without a checkpoint"):
         execute(config(rounds=9), serial, world=world)
     assert [child.exitcode for child in children] == [0]
 

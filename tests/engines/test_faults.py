@@ -190,8 +190,8 @@ def stacked(clients: Clients, engine: str, **settings: Any) -> Federation:
 
 
 @pytest.mark.parametrize("mode", ["raises", "nan"])
-def test_a_stack_with_a_failure_trains_one_by_one(mode: str) -> None:
-    """So its bits are those of the plain engine."""
+def test_a_stack_with_a_failure(mode: str) -> None:
+    """Where a client raises, all train one by one, with the bits of the plain engine; a NaN stays in its own row."""
     feds = []
     for engine in ("plain", "stacked"):
         clients = Clients((8,) * 6)
@@ -199,7 +199,9 @@ def test_a_stack_with_a_failure_trains_one_by_one(mode: str) -> None:
         fed = stacked(clients, engine)
         assert_left_out(fed.round(), {1: mode, 4: mode})
         feds.append(fed)
-    assert_same_bits(states(feds[0]), states(feds[1]))
+    if mode == "raises":
+        assert_same_bits(states(feds[0]), states(feds[1]))
+    torch.testing.assert_close(feds[0].weights, feds[1].weights, rtol=0, atol=1e-11)
 
 
 def test_a_stack_without_failures_stays_a_stack(monkeypatch: pytest.MonkeyPatch) -> None:
