@@ -60,9 +60,8 @@ class Federation:
 
     Args:
         model: any nn.Module. Its weights are the first global model; it is copied, not changed.
-        clients: their data, each a pair of tensors (x, y), a dict or nested tuple of tensors, or a torch Dataset. A
-            list of at most 10,000 is checked at once; of a longer one, or of another sequence, which may make its
-            items, each client when it is drawn.
+        clients: their data, each a pair of tensors (x, y), a dict or nested tuple of tensors, or a torch Dataset. Of
+            more than 10,000, or of a sequence that makes its items, each is checked when it is drawn.
         algorithm: a name of the catalogue, or an Algorithm such as `fl.algorithms.fedsam(rho=0.1)`.
         local: how a client trains.
         task: how a batch becomes a loss, and what is measured; by default classification, with the loss of `local`.
@@ -101,9 +100,7 @@ class Federation:
         self.name = algorithm if isinstance(algorithm, str) else None
         self.algorithm = algorithms.get(algorithm) if isinstance(algorithm, str) else algorithm
         if not isinstance(self.algorithm, Algorithm):
-            raise ValueError(
-                f"algorithm must be a name or an Algorithm, got {algorithm!r}; e.g. fl.algorithms.fedsam()"
-            )
+            raise ValueError(f"algorithm must be a name or an Algorithm, got {algorithm!r}; e.g. algorithms.fedsam()")
         for what, value, kind in (
             ("local", local, LocalTraining),
             ("task", task, Task),

@@ -16,7 +16,7 @@ import fedlesam as fl
 from fedlesam import algorithms
 
 ROOT = Path(__file__).resolve().parents[1]
-DOCUMENTS = ["README.md", "docs/add-a-rule.md", "docs/probes.md", "docs/tasks.md"]
+DOCUMENTS = ["README.md", "docs/tour.md", "docs/add-a-rule.md", "docs/probes.md", "docs/tasks.md"]
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from fedlesam.runs import config as configs
+from fedlesam.runs import config_file as toml_file
 from fedlesam.runs.config import HYPER, OPTIONS, RunConfig
 from fedlesam.runs.kinds import KINDS, Option, Value
 
@@ -235,7 +236,7 @@ def build_config(config_file: Path | None, assignments: Iterable[str], flags: di
     """File, then flags, then `--set`; what comes later wins."""
     config = RunConfig()
     if config_file is not None:
-        config = configs.update(config, configs.read(config_file))
+        config = configs.update(config, toml_file.read(config_file))
     config = configs.update(config, flags)
     pairs: dict[str, Value | None] = {}
     for text in assignments:

@@ -13,7 +13,7 @@ from fedlesam.core import disk
 from fedlesam.core.checks import is_number
 from fedlesam.core.names import file_name, one_line
 from fedlesam.runs import config as configs
-from fedlesam.runs import lock
+from fedlesam.runs import config_file, lock
 from fedlesam.runs.config import RunConfig
 from fedlesam.runs.evaluated import NAMES, SCORES, plain
 from fedlesam.runs.versions import versions
@@ -69,7 +69,7 @@ class RunFolder:
         """The settings that the run was begun with."""
         if not self.config.exists():
             raise ValueError(f"{self.path}: is not a run folder, it has no config.toml")
-        return configs.update(RunConfig(), configs.read(self.config))
+        return configs.update(RunConfig(), config_file.read(self.config))
 
     def read_summary(self) -> dict[str, Any]:
         """Empty during the run, or where it was killed."""
@@ -303,8 +303,11 @@ def _is_summary(summary: dict[str, Any]) -> bool:
     sizes = [*shape, summary.get("classes", 1)] if isinstance(shape, list) and len(shape) == 3 else [0]
     own = summary.get("sample_shape", [])
     sizes += own if isinstance(own, list) else [0]
+    split = summary.get("split") or {}
     return (
         numbers
+        and isinstance(split, dict)
+        and isinstance(split.get("hash", ""), str)
         and all(type(size) is int and size > 0 for size in sizes)
         and summary.get("state", "interrupted") in get_args(State)
     )

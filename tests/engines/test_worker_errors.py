@@ -125,7 +125,8 @@ def test_an_unknown_class_becomes_the_nearest_of_pythons(tmp_path: Path) -> None
     (tmp_path / "raise 5").touch()
     with faulty(tmp_path, Own, workers=2) as several, pytest.raises(KeyError, match="label 5 is broken") as raised:
         several.round([4, 5])
-    assert raised.value.__notes__ == ["while training client 5 in round 0"]
+    step, client = raised.value.__notes__
+    assert step.startswith("in local step 0, on a batch of x") and client == "while training client 5 in round 0"
 
 
 def test_an_evaluation_that_fails_is_no_end(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from fuzzing import HOSTILE, damage, fuzz, one_line
 from fedlesam.core.checks import NotFinite
 from fedlesam.data.dataset import DataSet, Images
 from fedlesam.runs import config as configs
-from fedlesam.runs import costs
+from fedlesam.runs import config_file, costs
 from fedlesam.runs.build import build
 from fedlesam.runs.config import HYPER, OPTIONS, RunConfig
 
@@ -46,7 +46,7 @@ DATA = tiny_data()
 def attempt(path: Path, content: bytes, build_it: bool) -> str:
     path.write_bytes(content)
     try:
-        given = configs.update(RunConfig(), configs.read(path))
+        given = configs.update(RunConfig(), config_file.read(path))
     except ValueError as error:
         one_line(error)
         assert str(path) in str(error), f"does not say where: {error!r}"
@@ -64,7 +64,7 @@ def attempt(path: Path, content: bytes, build_it: bool) -> str:
         one_line(error)
         return "refused when built"
     path.write_text(configs.write(config), encoding="utf-8")
-    assert configs.update(RunConfig(), configs.read(path)) == config, "written and read again"
+    assert configs.update(RunConfig(), config_file.read(path)) == config, "written and read again"
     assert len(configs.fingerprint(config)) == 64
     return "built"
 
@@ -196,7 +196,9 @@ def test_random_toml(tmp_path: Path) -> None:
 def test_a_range_of_epochs_without_end(tmp_path: Path) -> None:
     """Checked and averaged by its ends, not by counting."""
     (tmp_path / "x.toml").write_text('epochs = "1-999999999999999"\n')
-    config = configs.resolve(configs.update(RunConfig(**{**SMALL, "epochs": None}), configs.read(tmp_path / "x.toml")))
+    config = configs.resolve(
+        configs.update(RunConfig(**{**SMALL, "epochs": None}), config_file.read(tmp_path / "x.toml"))
+    )
     experiment = build(config, DATA)
     assert costs.predict(config, experiment.federation).backward_passes_per_round == pytest.approx(1e15)
 
@@ -212,4 +214,4 @@ def test_no_file(tmp_path: Path) -> None:
     (tmp_path / "loop").symlink_to("loop")
     for name in ("nothing", "folder", "loop"):
         with pytest.raises(ValueError, match=rf"^config {tmp_path / name}: cannot be read: "):
-            configs.read(tmp_path / name)
+            config_file.read(tmp_path / name)

@@ -22,11 +22,11 @@ from fedlesam.runs.config import (
     differences,
     identity,
     parse,
-    read,
     resolve,
     update,
     write,
 )
+from fedlesam.runs.config_file import read
 
 OTHER: dict[str, Any] = {
     "algorithm": "fedlesam-d",

@@ -9,7 +9,7 @@ import torch
 
 from fedlesam.cli import main
 from fedlesam.runs import config as configs
-from fedlesam.runs import tune
+from fedlesam.runs import config_file, tune
 from fedlesam.runs.config import RunConfig
 from fedlesam.runs.folder import RunFolder
 
@@ -83,7 +83,7 @@ def test_the_best_comes_first_and_repeats_are_read(
     for run in runs:
         config = RunFolder(run).read_config()
         assert config.held_out == 0.1 and config.threads == 1
-    best = configs.update(RunConfig(), configs.read(tmp_path / "t" / "best.toml"))
+    best = configs.update(RunConfig(), config_file.read(tmp_path / "t" / "best.toml"))
     assert best.lr == 0.1 and best.held_out is None
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "t" / "runs").rglob("*")}
     assert call(monkeypatch, capsys, *over, "--seeds", "2")[1] == out
