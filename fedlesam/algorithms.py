@@ -197,7 +197,7 @@ def fedgloss(rho: float = 0.15, rho_s: float = 0.15, lam: float = 0.1, warmup: i
 
 
 def fednsam(rho: float = 0.05, gamma: float = 0.85) -> Algorithm:
-    """Liu et al., FedNSAM, arXiv 2602.23827."""
+    """Liu et al., FedNSAM: Consistency of Local and Global Flatness for Federated Learning, arXiv 2602.23827."""
     return Algorithm(LocalAscent(rho), server=Nesterov(gamma))
 
 
@@ -227,7 +227,7 @@ def dp_fedsam(rho: float = 0.1, clip: float = 0.2, noise: float = 0.95, delta: f
 
 
 def fedwmsam(rho: float = 0.01, alpha: float = 0.1) -> Algorithm:
-    """Li et al., FedWMSAM, NeurIPS 2025, arXiv 2511.22080."""
+    """Li et al., A Fast and Flat Federated Learning Method via Weighted Momentum and SAM, NeurIPS 2025."""
     return Algorithm(TrajectoryAscent(rho), WeightedMomentum(alpha))
 
 

@@ -57,6 +57,7 @@ LEARNING = (
     ("test_loss", "Test loss", "test loss", 1.0),
     ("train_loss", "Training loss", "training loss", 1.0),
     ("divergence", "Divergence of local models", "mean of |v_i - w|²", 1.0),
+    ("epsilon", "Privacy spent", "epsilon", 1.0),
 )
 
 ACCURACY = ("test_accuracy", "held_out_accuracy")
@@ -64,6 +65,7 @@ ACCURACY = ("test_accuracy", "held_out_accuracy")
 
 CAPTIONS = {
     "train_loss": "Mean over the active clients and their local steps, at the perturbed point and on their own data.",
+    "epsilon": "Of (epsilon, delta)-differential privacy, up to each round, by the accountant.",
     "divergence": "Mean over the active clients of the squared distance from their model to the next global one.",
 }
 

@@ -31,7 +31,17 @@ log = logging.getLogger("fedlesam")
 
 State = Literal["finished", "interrupted", "stopped"]
 
-NUMBERS = ("train_loss", "test_loss", "test_accuracy", "lr", "seconds", "backward_passes", "bytes_down", "bytes_up")
+NUMBERS = (
+    "train_loss",
+    "test_loss",
+    "test_accuracy",
+    "lr",
+    "seconds",
+    "backward_passes",
+    "bytes_down",
+    "bytes_up",
+    "epsilon",
+)
 """Of a record, where it has them."""
 TABLES = (*SCORES, "per_client", "held_out_per_client")
 """Of a summary: numbers by name."""

@@ -229,3 +229,12 @@ def test_twenty_runs_of_eight_hundred_rounds_stay_small(tmp_path: Path) -> None:
         fake_run(tmp_path / "runs" / str(i), "fedlesam", rounds=800, hyper={"rho": 0.01 * (i + 1)})
     write_report(find_runs([tmp_path / "runs"]), tmp_path / "r.html")
     assert (tmp_path / "r.html").stat().st_size < 8_000_000
+
+
+def test_the_privacy_that_was_spent_is_a_chart(tmp_path: Path) -> None:
+    folder = fake_run(tmp_path / "a", "fedsam", rounds=3)
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    spent = [json.dumps({**line, "epsilon": 0.5 * (i + 1)}) for i, line in enumerate(lines)]
+    (folder / "metrics.jsonl").write_text("\n".join(spent) + "\n")
+    [chart] = [chart for chart in charts_of(compare_runs(find_runs([folder]))) if chart.key == "epsilon"]
+    assert chart.series[0].mean == [0.5, 1.0, 1.5]
