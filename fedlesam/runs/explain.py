@@ -32,6 +32,13 @@ class Explanation:
         found = {slot: getattr(self.algorithm, slot) for slot in SLOTS}
         return {slot: (repr(rule), inspect.getdoc(type(rule)) or "") for slot, rule in found.items()}
 
+    @property
+    def released(self) -> str:
+        """The control that computes what was released, where that is not the paper's method, and what it is."""
+        names = (f"{self.name}-released", self.name.replace("fedlesam", "fedlesam-released"))
+        known = [name for name in names if name in algorithms.CATALOGUE and name != self.name]
+        return f"{known[0]}. {inspect.getdoc(algorithms.find(known[0]))}" if known else ""
+
     def text(self, latex: bool = False) -> str:
         """All of it.
 
@@ -46,6 +53,7 @@ class Explanation:
             f"Parameters: {given or 'none'}; the learning rate falls by {self.algorithm.lr_decay:g} a round.",
             f"Cost: {cost.passes:g} backward passes. Vectors of the model's size: a client receives {cost.down:g}, "
             f"sends {cost.up:g} and holds {cost.stored:g} between its rounds, the server {cost.server:g}.",
+            *([f"What was released differs: {self.released}"] if self.released else []),
             *(f"{SLOTS[slot]}: {rule}\n{_indented(doc)}" for slot, (rule, doc) in self.rules.items()),
             "Symbols: " + "; ".join(f"{symbol}: {meaning}" for symbol, meaning in NOTATION.items()) + ".",
         ]

@@ -113,5 +113,12 @@ def test_an_explanation_is_counted_and_read_from_the_code() -> None:
     assert r"\begin{align*}" in found.text(latex=True)
 
 
+def test_an_explanation_names_what_was_released() -> None:
+    assert explain("fednsam").released.startswith("fednsam-released. A control: FedNSAM")
+    assert explain("fedlesam-s").released.startswith("fedlesam-released-s. ")
+    assert "What was released differs: fedsmoo-released" in explain("fedsmoo").text()
+    assert explain("fedavg").released == "" and explain("fedlesam-released").released == ""
+
+
 def test_a_notebook_shows_equations() -> None:
     assert r"\begin{aligned}" in fl.algorithms.fedsam()._repr_markdown_()
