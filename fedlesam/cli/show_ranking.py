@@ -18,7 +18,7 @@ def print_ranking(rows: list[Row], on: str = TEST) -> None:
         costs = f"{row.backward_passes:,.0f}{passes}", f"{row.megabytes:,.1f}{sent}", f"{row.seconds:.1f}"
         values = (_accuracy(row, measure) for measure in MEASURES)
         table.append([str(place), row.algorithm, row.hyper or "-", *values, *costs])
-    print_table(["#", "method", "hyper-parameters", *numbers], table, ["#", *numbers])
+    print_table(["#", "method", "values", *numbers], table, ["#", *numbers])
     seeds, measure = max(row.seeds for row in rows), rows[0].measure
     what = f"{on.capitalize()} {measure.title}{' in %' if measure.percent else ''}"
     click.echo(
