@@ -211,8 +211,8 @@ def _mapped(folder: Path, facts: Facts) -> Decoded:
             if path.stat().st_size != size:
                 raise Damaged(f"{path.name} has {path.stat().st_size:,} bytes instead of {size:,}")
             arrays[name] = np.memmap(path, dtype, mode="c", shape=tuple(shape))
-        except OSError as error:
-            raise Damaged(f"{path.name}: {error.strerror}") from error
+        except (OSError, ValueError) as error:  # ValueError: it became shorter after its size was read
+            raise Damaged(f"{path.name}: {getattr(error, 'strerror', None) or error}") from error
     return arrays
 
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from numpy import memmap
 from fedlesam.data import cache as module
 from fedlesam.data import load
 from fedlesam.data._load import source_of
-from fedlesam.data.cache import prepare
+from fedlesam.data.cache import Damaged, _mapped, prepare
 
 MADE = images("cifar10")
 
@@ -143,7 +144,8 @@ def test_leftovers_are_swept(tmp_path: Path, cache: Path) -> None:
 PROGRAM = """
 import contextlib, os, sys
 from pathlib import Path
-from fedlesam.data.cache import prepare
+from typing import Any
+from fedlesam.data.cache import Damaged, _mapped, prepare
 from fedlesam.data._load import source_of
 for _ in range(20):
     print(prepare(source_of("cifar10", Path(sys.argv[1]))).fingerprint)
@@ -163,6 +165,20 @@ def test_processes_at_once(tmp_path: Path, cache: Path) -> None:
     with ThreadPoolExecutor() as pool:
         jobs = [pool.submit(subprocess.run, command, capture_output=True, text=True, check=False) for _ in range(3)]
         done = [job.result() for job in jobs]
-    assert all(one.returncode == 0 for one in done), done[0].stderr
+    assert all(one.returncode == 0 for one in done), [one.stderr for one in done if one.returncode]
     wanted = load("cifar10", tmp_path).fingerprint
     assert {line for one in done for line in one.stdout.split()} == {wanted}
+
+
+def test_an_array_that_shrinks_after_its_size_was_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process may replace it between the two."""
+    (tmp_path / "x.bin").write_bytes(b"short")
+    real = Path.stat
+
+    def larger(self: Path, **keywords: Any) -> Any:
+        found = real(self, **keywords)
+        return os.stat_result((*found[:6], 80, *found[7:])) if self.name == "x.bin" else found
+
+    monkeypatch.setattr(Path, "stat", larger)
+    with pytest.raises(Damaged, match=r"x\.bin"):
+        _mapped(tmp_path, {"arrays": {"x": ("|u1", (80,))}})
