@@ -3,10 +3,15 @@
 import contextlib
 import os
 import signal
+import sys
+from pathlib import Path
 
 import pytest
 import torch
+from command_line import Call, Done
 from hypothesis import HealthCheck, settings
+
+from fedlesam.cli import main
 
 torch.set_num_threads(1)
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -24,3 +29,20 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 # a shell's background jobs ignore SIGINT, and so would the programs that tests start and interrupt
 with contextlib.suppress(ValueError):
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture
+def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
+    """`fedlesam ...` in this process, in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    monkeypatch.delenv("FEDLESAM_TRACEBACK", raising=False)
+
+    def fedlesam(*args: str) -> Done:
+        monkeypatch.setattr(sys, "argv", ["fedlesam", *args])
+        with pytest.raises(SystemExit) as end:
+            main()
+        said = capsys.readouterr()
+        return Done(int(end.value.code or 0), said.out, said.err)
+
+    return fedlesam

@@ -15,6 +15,7 @@ NOTATION = {
     "e": "the perturbation",
     "u(x)": "x / (norm(x) + 1e-7), over all weights together",
     "d_i, d": "a client's update v - w at the end of its round, and the mean over those that answered",
+    "lr": "the learning rate of the round; after a client's steps the mean of those that its steps had",
     "k, E_i, E": "the number of a step from 0, a client's steps, and their mean",
     "K, N": "the clients that answered, and all clients",
     "t": "the number of the round",

@@ -1,6 +1,7 @@
 """What the server does in one round: from the mean of the answers to the next global model."""
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -62,7 +63,8 @@ def server_step(
     reduction.keep_update()
     if algorithm.privacy is not None:
         update = algorithm.privacy.noisy(update, len(reduction.summaries), asked, seed, state.round)
-    result = RoundResult(state.weights, update, reduction.steps, reduction.lr, share, c, reduction.norm)
+    norm = reduction.norm if algorithm.privacy is None else math.nan  # it has no noise
+    result = RoundResult(state.weights, update, reduction.steps, reduction.lr, share, c, norm)
     weights, server = algorithm.server.step(state.server, result)
     result = dataclasses.replace(result, landed=weights)
     perturbation = algorithm.perturbation.aggregate(state.perturbation, dataclasses.replace(result, uploads=e))

@@ -83,7 +83,7 @@ class RoundResult:
     uploads: State
     """the mean of what the slot's rule had the clients upload; a server rule sees the correction's"""
     norm: float = 0.0
-    """the mean of the norm(d_i)"""
+    """the mean of the norm(d_i); NaN with privacy"""
     landed: Tensor | None = None
     """the next global model; the server rule, which makes it, is given None"""
 

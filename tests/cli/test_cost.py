@@ -1,33 +1,15 @@
 """`fedlesam cost`, and the flags of the machine."""
 
 import json
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import Call
 
-from fedlesam.cli import main
 from fedlesam.runs import costs
 
 SMALL = ["--clients", "6", "--active", "3", "--epochs", "1", "--batch-size", "50", "--model", "mlp:hidden=4"]
-Call = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("FEDLESAM_TRACEBACK", raising=False)
-
-    def fedlesam(*args: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["fedlesam", *args])
-        with pytest.raises(SystemExit) as end:
-            main()
-        said = capsys.readouterr()
-        return int(end.value.code or 0), said.out, said.err
-
-    return fedlesam
 
 
 def as_json(call: Call, *flags: str) -> dict[str, Any]:

@@ -4,14 +4,13 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 TINY = ["--clients", "6", "--active", "2", "--epochs", "1", "--batch-size", "50", "--model", "mlp:hidden=4"]
 
 
-@dataclass
-class Done:
+class Done(NamedTuple):
     code: int
     out: str
     err: str

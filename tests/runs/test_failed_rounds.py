@@ -3,16 +3,14 @@
 import dataclasses
 import json
 import math
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from command_line import Call
 from failing import plainly
 
-from fedlesam.cli import main
 from fedlesam.data import load
 from fedlesam.data.dataset import DataSet, Images
 from fedlesam.data.splits import make_split
@@ -152,24 +150,6 @@ def test_reports_of_rounds_without_answers(tmp_path: Path) -> None:
 # The command line
 
 TINY = ["--clients", "6", "--active", "3", "--epochs", "1", "--batch-size", "50", "--model", "mlp:hidden=4"]
-
-Call = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
-    """`fedlesam ...` in this process, in an empty folder."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("FEDLESAM_TRACEBACK", raising=False)
-
-    def fedlesam(*args: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["fedlesam", *args])
-        with pytest.raises(SystemExit) as end:
-            main()
-        said = capsys.readouterr()
-        return int(end.value.code or 0), said.out, said.err
-
-    return fedlesam
 
 
 @pytest.mark.parametrize("more", [[], ["--quiet"], ["--json"]], ids=str)
