@@ -1,6 +1,5 @@
 """The command `python -m reproduction`."""
 
-from collections.abc import Collection
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,8 +12,9 @@ from fedlesam.cli.show import Display, print_table
 from fedlesam.cli.sweep_display import print_failed, watch_sweep
 from fedlesam.core import disk
 from fedlesam.core.names import unknown
-from reproduction import anchor, claim, heads, plan, why
+from reproduction import anchor, claim, heads, leaderboard, plan, why
 from reproduction.items import ITEMS
+from reproduction.page import page
 from reproduction.plan import find_items, parse_only
 from reproduction.reproduce import Request, available, reproduce
 from reproduction.scales import SCALES, Scale
@@ -29,7 +29,7 @@ class Heads:
     """What was asked of the experiment on frozen features."""
 
     scale: str
-    splits: Collection[str]
+    only: plan.Only
     seeds: int | None
     data_dir: Path | None
     lines: Path | None
@@ -136,8 +136,13 @@ def command(
     if heads.NAME in items:
         if len(items) > 1:
             raise click.UsageError(f"{heads.NAME} stands alone")
-        where = Heads(scale, parse_only(only).splits, seeds, Path(data_dir) if data_dir else None, lines)
+        where = Heads(scale, parse_only(only), seeds, Path(data_dir) if data_dir else None, lines)
         return _heads(where, out or Path("runs") / f"{heads.NAME}-{scale}", dry_run, Display(quiet))
+    if leaderboard.NAME in items:
+        if len(items) > 1 or only:
+            raise click.UsageError(f"{leaderboard.NAME} stands alone and takes no --only")
+        asked = Heads(scale, plan.Only(), seeds, Path(data_dir) if data_dir else None, lines)
+        return _leaderboard(asked, out or Path("runs") / f"{leaderboard.NAME}-{scale}", dry_run, Display(quiet))
     if anchor.NAME in items:
         if len(items) > 1 or only:
             raise click.UsageError(f"{anchor.NAME} stands alone and takes no --only")
@@ -145,7 +150,7 @@ def command(
     if why.NAME in items:
         if len(items) > 1 or only:
             raise click.UsageError(f"{why.NAME} stands alone and takes no --only")
-        table = why.run(Where(SCALES[scale]), out or Path("runs") / why.NAME, Display(quiet).say)
+        table = why.run(Where(SCALES[scale]), out or Path("runs") / why.NAME, Display(quiet).print)
         click.echo(markdown(table) if not quiet else "", nl=False)
         return 0
     if set(items) & set(NAMES):
@@ -174,6 +179,7 @@ def _list() -> None:
         asked = [(studies(scale)[name], Where(scale)) for scale in SCALES.values()]
         rows.append([name, asked[0][0].shows, *(_size(*claim.count(*one)) for one in asked)])
     rows.append([heads.NAME, heads.SHOWS, *(_size(*heads.count(scale)) for scale in SCALES)])
+    rows.append([leaderboard.NAME, leaderboard.SHOWS, *(_size(*leaderboard.count(scale)) for scale in SCALES)])
     rows.append([why.NAME, why.SHOWS, "11 / 33", "33 / 4,950", "33 / 4,950"])
     rows.append([anchor.NAME, anchor.SHOWS, "12 / 24", "12 / 600", "12 / 600"])
     print_table(["", "shows", *SCALES], rows)
@@ -200,9 +206,9 @@ def _print_plan(request: Request) -> None:
 
 def _reproduce(request: Request, out: Path, display: Display) -> int:
     for text in request.terms():
-        display.say(text)
+        display.print(text)
     with display.open(out):
-        outcome = reproduce(request, out, partial(watch_sweep, display), display.say)
+        outcome = reproduce(request, out, partial(watch_sweep, display), display.print)
     if not display.quiet:
         for table in outcome.tables:
             click.echo(markdown(table))
@@ -213,13 +219,13 @@ def _reproduce(request: Request, out: Path, display: Display) -> int:
 def _study(name: str, where: Where, seeds: int | None, jobs: int, dry_run: bool, out: Path, display: Display) -> int:
     study = studies(where.scale, seeds)[name]
     runs, rounds = claim.count(study, where)
-    display.say(f"{runs} runs, {rounds:,} rounds")
+    display.print(f"{runs} runs, {rounds:,} rounds")
     for text in claim.terms(study, where):
-        display.say(text)
+        display.print(text)
     if dry_run:
         return 0
     with display.open(out):
-        outcome = claim.run(study, where, out, jobs, partial(watch_sweep, display), display.say)
+        outcome = claim.run(study, where, out, jobs, partial(watch_sweep, display), display.print)
     if not display.quiet:
         click.echo(markdown(outcome.table))
         click.echo(f"results: {out / 'results'}")
@@ -231,21 +237,49 @@ def _heads(asked: Heads, folder: Path, dry_run: bool, display: Display) -> int:
     from reproduction import heads_run, heads_tables
 
     for bench in heads.benches(asked.scale, asked.seeds):
-        if asked.splits and bench.split not in asked.splits:
+        wanted = (
+            (asked.only.splits, bench.split),
+            (asked.only.data, bench.data),
+            (asked.only.clients, str(bench.clients)),
+        )
+        if any(some and value not in some for some, value in wanted):
             continue
         for text in heads_tables.rules(bench):
-            display.say(f"rule: {text}")
+            display.print(f"rule: {text}")
         if dry_run:
             continue
         if asked.lines is not None:
             lines = heads.Lines.read(bench, asked.lines)
         else:
-            data = heads_run.load(asked.data_dir, smoke=asked.scale == "smoke")
-            lines = heads_run.work(heads_run.Runner(bench, data), folder, display.say)
+            data = heads_run.load(asked.data_dir, asked.scale == "smoke", bench.data)
+            path, runner = folder / "runs.jsonl", heads_run.Runner(bench, data)
+            heads_run.work(partial(heads.pending, bench, path), runner.line, path, display.print, bench.name)
+            lines = heads.Lines.read(bench, path)
         if lines.found:
             table = markdown(heads_tables.make(bench, lines))
             disk.write_text(folder / f"{bench.name}.md", table)
             click.echo(table if not display.quiet else "", nl=False)
+    return 0
+
+
+def _leaderboard(asked: Heads, folder: Path, dry_run: bool, display: Display) -> int:
+    from reproduction import heads_run, leaderboard_tables
+
+    for text in leaderboard_tables.RULES:
+        display.print(f"rule: {text}")
+    if dry_run:
+        return 0
+    board, path = leaderboard.make_board(asked.scale, asked.seeds), asked.lines or folder / "runs.jsonl"
+    if asked.lines is None:
+        runner = heads_run.Runner(
+            leaderboard.bench(asked.scale), heads_run.load(asked.data_dir, asked.scale == "smoke")
+        )
+        heads_run.work(partial(board.pending, path), runner.entry, path, display.print)
+    disk.make_folder(folder)
+    table = leaderboard_tables.make(board.read(path), folder)
+    disk.write_text(folder / f"{leaderboard.NAME}.md", markdown(table))
+    disk.write_text(folder / f"{leaderboard.NAME}.html", page(f"FedLESAM: {leaderboard.SHOWS}", [table]))
+    click.echo(markdown(table) if not display.quiet else "", nl=False)
     return 0
 
 

@@ -79,7 +79,7 @@ def lenet5(shape: tuple[int, int, int], classes: int) -> nn.Module:
 
 def config(scale: Scale, data: str, split: str, seed: int, data_dir: str | None) -> RunConfig:
     """One run; at smoke scale digits, a small network and two rounds."""
-    values = {**SETTINGS, "data": data, "split": SPLITS[split], "seed": seed, "data_dir": data_dir}
+    values = {**SETTINGS, "keep_last": False, "data": data, "split": SPLITS[split], "seed": seed, "data_dir": data_dir}
     if scale.name == "smoke":
         values |= {"data": "digits", "model": "mlp:hidden=8", "rounds": 2, "epochs": 1, "data_dir": None}
     return configs.resolve(configs.update(RunConfig(), values))

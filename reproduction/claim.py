@@ -62,7 +62,7 @@ def count(study: Study, where: Where) -> tuple[int, int]:
     return len(rounds), sum(rounds)
 
 
-def run(study: Study, where: Where, out: Path, jobs: int, begin: Begin, say: Callable[[str], None]) -> Outcome:
+def run(study: Study, where: Where, out: Path, jobs: int, begin: Begin, log: Callable[[str], None]) -> Outcome:
     """Train what is not finished in the folder `out`, and write the tables; failed runs are not in the means."""
     with Sweep(out).open() as sweep:
         for condition in study.conditions:
@@ -82,7 +82,7 @@ def run(study: Study, where: Where, out: Path, jobs: int, begin: Begin, say: Cal
                 mine = {trial: task for (name, trial), task in tasks.items() if name == found.condition.name}
                 _read(found, mine, sweep, tuning)
                 if tuning:
-                    say(f"{found.condition.name}: chosen {_listed(found.chosen)}")
+                    log(f"{found.condition.name}: chosen {_listed(found.chosen)}")
             wrong = sweep.failed
             failed |= {t.label: wrong[t.folder.name]["why"] for t in left if t.folder.name in wrong}
         table = _write(study, where, everything, out / "results")
@@ -143,7 +143,7 @@ def _write(study: Study, where: Where, everything: list[Findings], folder: Path)
 def _task(sweep: Sweep, found: Findings, trial: Trial, where: Where, tuning: bool) -> Task:
     arm, rho, seed = trial
     config = found.condition.config(arm, rho, seed, where, tuning)
-    if not tuning and rho == found.chosen.get(arm):
+    if not tuning and (rho == found.chosen.get(arm) or not found.condition.tuning_seeds):
         config = found.condition.measured(config, arm)
     label = f"{arm}{'' if rho is None else f', rho {rho:g}'}, seed {seed}{', held out' if tuning else ''}"
     return sweep.task(config, label)

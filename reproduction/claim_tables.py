@@ -2,7 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import exp, log
 from pathlib import Path
+from statistics import fmean
 
 from fedlesam import algorithms
 from fedlesam.runs import costs
@@ -91,6 +93,9 @@ def make(study: Study, everything: Sequence[Findings], folder: Path, notes: tupl
             alone = "accuracy alone, a family formed after the results were seen"
             blocks.append(judged(f"{found.condition.name}: {alone}", MORE_ACCURATE, found))
             blocks.append(judged(f"{found.condition.name}: our questions", OURS, found))
+        if not found.condition.tuning_seeds:
+            blocks += [same_rho(found, rho) for rho in found.condition.rhos]
+            continue
         blocks.append(at_chosen(found))
         if found.condition.probed:
             blocks.append(geometry(found))
@@ -180,6 +185,36 @@ def geometry(found: Findings) -> Block:
         *("seconds per round", "passes per step"),
     )
     return Block(f"{found.condition.name}: measured at the chosen rho", columns, rows, None)
+
+
+def same_rho(found: Findings, rho: float) -> Block:
+    """Sharpness and accuracy where all arms have one rho; differences are those of the logarithm, as a factor."""
+    columns = ("accuracy", "sharpness", "times its base's", "95 %", "times SAM's", "95 %", "scale-invariant")
+    rows = {}
+    for arm in found.condition.arms:
+        base = ARMS[arm].base
+        rival = dict((*TWO_PASSES, *FREE)).get(arm, "")
+        mine = found.at(arm, rho if base else None)
+        if not mine:
+            rows[arm] = tuple(Cell(missing="no run is finished") for _ in columns)
+            continue
+        factors = [
+            _factor(found, arm, other, rho) if other in found.condition.arms else ("-", "-") for other in (base, rival)
+        ]
+        numbers = [fmean(of.values[name] for of in mine.values()) for name in ("accuracy", *list(MEASURES)[:2])]
+        rows[arm] = (Cell(numbers[0]), Cell(f"{numbers[1]:.4f}"), *(Cell(t) for pair in factors for t in pair))
+        rows[arm] += (Cell(f"{numbers[2]:.4f}"),)
+    return Block(f"{found.condition.name}, {rho:g}; {found.condition.seeds} seeds", columns, rows, None)
+
+
+def _factor(found: Findings, left: str, right: str, rho: float) -> tuple[str, str]:
+    """The ratio of sharpness, paired by seed: the geometric mean and its 95 % t-interval."""
+    both = [found.at(arm, rho if ARMS[arm].base else None) for arm in (left, right)]
+    over = paired(*({seed: log(of.values["sharpness"]) for seed, of in some.items()} for some in both))
+    if len(over.values) < 2:
+        return "-", "-"
+    low, high = over.interval()
+    return f"{exp(over.mean):.2f}", f"{exp(low):.2f} to {exp(high):.2f}"
 
 
 def over_rho(found: Findings, tuning: bool) -> Block:

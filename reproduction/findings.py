@@ -36,7 +36,7 @@ class Findings:
 
     def choose(self) -> None:
         """The best mean on the held-out images; of equal ones the smaller rho."""
-        for arm in self.condition.tuned:
+        for arm in self.condition.tuned if self.condition.tuning_seeds else ():
             scores = {rho: self.validation(arm, rho) for rho in sorted(self.condition.rhos)}
             whole = {rho: score.mean for rho, score in scores.items() if score is not None}
             self.chosen[arm] = max(whole, key=lambda rho: (whole[rho], -rho)) if whole else None
@@ -46,6 +46,10 @@ class Findings:
         if len(found) < self.condition.tuning_seeds:
             return None
         return seed_mean([of.values["accuracy"] for of in found.values()])
+
+    def at(self, arm: str, rho: float | None) -> dict[int, Result]:
+        """The results by seed at a rho."""
+        return self.results.get((arm, rho), {})
 
     def of(self, arm: str, measure: str = "accuracy") -> dict[int, float]:
         """By seed, at the chosen rho."""

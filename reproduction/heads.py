@@ -53,6 +53,8 @@ class Bench:
     """The problem."""
 
     split: str = "pathological-3"
+    data: str = "cifar10"
+    """Whose features."""
     rounds: int = 300
     every: int = 10
     """Rounds between two evaluations."""
@@ -76,12 +78,15 @@ class Bench:
 
     @property
     def name(self) -> str:
-        return f"{self.split}-{self.images // self.clients}-images"
+        data = "" if self.data == "cifar10" else f"{self.data}-"
+        clients = "" if self.clients == 100 else f"{self.clients}-clients-"
+        return f"{data}{self.split}-{clients}{self.images // self.clients}-images"
 
     def printed(self, left: str, right: str) -> float:
-        """The gain in the paper's table 2, 100 clients."""
+        """The gain in the paper's table 2."""
         rows = paper_tables()["table2"]
-        both = [rows.figure("100 clients, 10% active", arm, f"cifar10/{self.split}") for arm in (left, right)]
+        part = "200 clients, 5% active" if self.clients == 200 else "100 clients, 10% active"
+        both = [rows.figure(part, arm, f"{self.data}/{self.split}") for arm in (left, right)]
         assert both[0] is not None and both[1] is not None
         return round(float(both[0][0]) - float(both[1][0]), 2)
 
@@ -96,6 +101,14 @@ class Trial:
     rho: float | None
     lr: float
     seed: int
+
+    @property
+    def method(self) -> str:
+        return HEADS[self.arm].method
+
+    @property
+    def hyper(self) -> dict[str, Any]:
+        return dict(HEADS[self.arm].hyper) | ({} if self.rho is None else {"rho": self.rho})
 
     @property
     def key(self) -> str:
@@ -119,8 +132,8 @@ class Lines:
             except json.JSONDecodeError:  # cut off by a crash: that run is made again
                 continue
             trial = Trial(**{name: line[name] for name in Trial.__dataclass_fields__})
-            same = (line["rounds"], line["images"], trial.split) == (bench.rounds, bench.images, bench.split)
-            if same:
+            problem = (line["rounds"], line["images"], trial.split, line.get("clients", 100), line.get("of", "cifar10"))
+            if problem == (bench.rounds, bench.images, bench.split, bench.clients, bench.data):
                 lines.found[trial] = line
         return lines
 
@@ -184,6 +197,12 @@ def known(arms: Sequence[str]) -> list[str]:
     return [arm for arm in arms if HEADS[arm].method in algorithms.CATALOGUE]
 
 
+def pending(bench: Bench, path: Path) -> list[Trial]:
+    """The runs that are missing of the first stage that is not finished; none at the protocol's end."""
+    lines = Lines.read(bench, path)
+    return next((left for stage in stages(bench, lines) if (left := [t for t in stage if t not in lines.found])), [])
+
+
 def stages(bench: Bench, lines: Lines) -> Iterator[list[Trial]]:
     """The order of work. A stage can be listed when those before it are finished; a gate that fails ends it."""
     yield _lr_trials(bench, ["scaffold"])
@@ -222,7 +241,8 @@ def _result_trials(bench: Bench, lines: Lines, arms: Sequence[str]) -> list[Tria
 def benches(scale: str, seeds: int | None = None) -> list[Bench]:
     """The problems, in the order of work. Full scale has the paper's number of rounds.
 
-    The gate failed with 100 and with 30 images a client, so that the third has 15 (the protocol's amendments).
+    The gate failed with 100 and with 30 images a client, so that the third has 15 (the protocol's amendments). The last
+    three are other cells of the paper's table 2.
     """
     if scale == "smoke":
         small = Bench(rounds=4, every=1, last=2, images=200, held_out=100, clients=10, active=4, hidden=8, gate=-100)
@@ -230,7 +250,12 @@ def benches(scale: str, seeds: int | None = None) -> list[Bench]:
     first = Bench(rounds=300 if scale == "cpu" else 800, seeds=seeds or 10)
     small = replace(first, images=3_000, batch_size=10)
     smaller = replace(first, images=1_500, batch_size=5)
-    return [first, small, smaller, replace(smaller, split="dirichlet-0.1")]
+    return [
+        *(first, small, smaller, replace(smaller, split="dirichlet-0.1")),
+        replace(smaller, split="pathological-6"),
+        replace(smaller, clients=200, images=3_000),
+        replace(smaller, data="cifar100", split="pathological-10", images=5_000, epochs=2, batch_size=10),
+    ]
 
 
 def count(scale: str) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""Train the runs of the experiment on frozen features: a line a run, in the protocol's order."""
+"""Train heads on frozen features: a line a run, by any number of processes."""
 
 import contextlib
 import dataclasses
@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -20,19 +20,21 @@ from fedlesam.data.features import Request
 from fedlesam.engines.settings import Execution
 from fedlesam.federation import Federation
 from fedlesam.models.catalogue import make_model
+from fedlesam.probes.sharpness import Sharpness, rise
 from fedlesam.runs.versions import versions
-from reproduction.heads import HEADS, NAME, Bench, Lines, Trial, stages
+from reproduction import leaderboard
+from reproduction.heads import NAME, Bench, Trial
 from reproduction.heads_engine import use_head_engine
+from reproduction.leaderboard import Entry
 
-FEATURES = Request("cifar10", mirror=True, pca=256)
 WAIT = 5.0
 """Seconds until a process that has nothing to do looks again."""
 
 
-def load(data_dir: Path | None, smoke: bool = False) -> DataSet:
-    """The features; embedded digits in their place, to see that it runs."""
+def load(data_dir: Path | None, smoke: bool = False, of: str = "cifar10") -> DataSet:
+    """The features of a data set; embedded digits in their place, to see that it runs."""
     if not smoke:
-        return data.load(f"features:{(data_dir or Path('data')) / FEATURES.file}")
+        return data.load(f"features:{(data_dir or Path('data')) / Request(of, mirror=True, pca=256).file}")
     digits = data.load("digits")
     train, test = (Images(part.x.flatten(1)[:, None, None] / 16, part.y) for part in (digits.train, digits.test))
     return dataclasses.replace(digits, train=train, test=test, mean=(0.0,), std=(1.0,), scale=1.0)
@@ -51,16 +53,21 @@ class Runner:
     whole: DataSet
     made: dict[str, str] = field(default_factory=versions)
 
-    def train(self, trial: Trial) -> dict[str, Any]:
-        """The line of a run."""
+    def line(self, trial: Trial) -> dict[str, Any]:
+        """The line of a run of `claim-features`."""
+        command = f"python -m reproduction {NAME} --only splits={trial.split}"
+        return {**dataclasses.asdict(trial), **self.train(self.federation(trial)), "command": command}
+
+    def train(self, federation: Federation) -> dict[str, Any]:
+        """Train all rounds, and return what is to be known of them."""
         began, wall = time.process_time(), time.time()
-        federation = self.federation(trial)
         tested = [record.test_accuracy for record in federation.run(self.bench.rounds)]
         evaluations = [round(100 * value, 4) for value in tested if value is not None]
         return {
-            **dataclasses.asdict(trial),
             "rounds": self.bench.rounds,
             "images": self.bench.images,
+            "clients": self.bench.clients,
+            "of": self.bench.data,
             "last": evaluations[-1],
             "mean_of_last": round(float(np.mean(evaluations[-self.bench.last :])), 4),
             "best": max(evaluations),
@@ -70,17 +77,25 @@ class Runner:
             "data": self.whole.fingerprint[:16],
             "commit": self.made["commit"],
             "torch": self.made["torch"],
-            "command": f"python -m reproduction {NAME} --only splits={trial.split}",
             "evaluations": evaluations,
         }
 
-    def federation(self, trial: Trial) -> Federation:
+    def entry(self, trial: Entry) -> dict[str, Any]:
+        """The line of a run of `leaderboard`: also the sharpness of its last model, on all training images."""
+        federation = self.federation(trial)
+        line = self.train(federation)
+        loss = Sharpness(samples=0).loss(federation)
+        line["sharpness"] = rise(loss, federation.state.weights, radius=0.1, steps=10).ascent
+        whole = {**dataclasses.asdict(trial), "settings": trial.hyper, "lr": trial.lr, **line}
+        return {**whole, "command": f"python -m reproduction {leaderboard.NAME}"}
+
+    def federation(self, trial: "HeadTrial") -> Federation:
+        """The federation of a run, before its first round."""
         bench = self.bench
         pool = data.select(self.whole, None, bench.held_out)
         drawn = draw(pool.train.y.numpy(), bench.images, trial.seed)
         split = data.split(_scheme(bench.split), pool.train.y[drawn], bench.clients, trial.seed)
         judged = pool.test if trial.tuning else self.whole.test
-        hyper = dict(HEADS[trial.arm].hyper) | ({} if trial.rho is None else {"rho": trial.rho})
         local = LocalTraining(
             lr=trial.lr,
             epochs=bench.epochs,
@@ -91,7 +106,7 @@ class Runner:
         federation = Federation(
             make_model(f"head:hidden={bench.hidden}", self.whole.shape, len(self.whole.classes), trial.seed),
             [pool.shard(torch.from_numpy(drawn[part])) for part in split.clients],
-            algorithms.get(HEADS[trial.arm].method, **hyper),
+            algorithms.get(trial.method, **trial.hyper),
             local,
             active=bench.active,
             test=dataclasses.replace(pool, test=judged).test_shard(),
@@ -116,23 +131,47 @@ def _scheme(split: str) -> str:
     return ":".join(split.split("-", 1))
 
 
-def work(runner: Runner, out: Path, say: Callable[[str], None]) -> Lines:
-    """Train what is not there, until the protocol's end or a gate that fails; other processes may do the same."""
-    path = out / "runs.jsonl"
-    out.mkdir(parents=True, exist_ok=True)
-    while True:
-        lines = Lines.read(runner.bench, path)
-        left = next(
-            (left for stage in stages(runner.bench, lines) if (left := [t for t in stage if t not in lines.found])), []
-        )
-        if not left:
-            return lines
+class HeadTrial(Protocol):
+    """What a run of heads is made of."""
+
+    @property
+    def method(self) -> str: ...
+    @property
+    def hyper(self) -> dict[str, Any]: ...
+    @property
+    def lr(self) -> float: ...
+    @property
+    def seed(self) -> int: ...
+    @property
+    def tuning(self) -> bool: ...
+    @property
+    def key(self) -> str: ...
+
+
+def work(
+    pending: Callable[[], list[Any]],
+    line: Callable[[Any], dict[str, Any]],
+    path: Path,
+    log: Callable[[str], None],
+    name: str = "",
+) -> None:
+    """Train what is not there until nothing is left; other processes may do the same.
+
+    Args:
+        pending: The runs that can be made now, from the lines of the file.
+        line: Trains one and returns its line.
+        path: The file of lines.
+        log: Prints a line when a run ends.
+        name: Of the problem, where several share the folder.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    while left := pending():
         for trial in left:
-            with claimed(out / f".{runner.bench.name}-{trial.key}.pid") as mine:
-                if mine and trial not in Lines.read(runner.bench, path).found:
-                    line = runner.train(trial)
-                    append(path, line)
-                    say(f"{trial.key}: {line['mean_of_last']:.2f}, {line['processor_seconds']:.0f} s of processor time")
+            with claimed(path.parent / f".{name}-{trial.key}.pid") as mine:
+                if mine and trial in pending():
+                    made = line(trial)
+                    append(path, made)
+                    log(f"{trial.key}: {made['mean_of_last']:.2f}, {made['processor_seconds']:.0f} s of processor time")
                     break
         else:
             time.sleep(WAIT)

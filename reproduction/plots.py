@@ -37,9 +37,11 @@ def over_rounds(panels: Mapping[str, Mapping[str, Curve]], path: Path) -> Path:
     figure = Figure(figsize=(4.6 * wide + 1.8, 3.2 * rows), layout="constrained")
     places = figure.subplots(rows, wide, squeeze=False).flatten().tolist()
     lines: dict[str, Artist] = {}
+    names = list(dict.fromkeys(name for curves in panels.values() for name in curves))
+    own = dict(zip(names, looks(names), strict=True))
     for axes, (title, curves) in zip(places, panels.items(), strict=False):
         for name, points in curves.items():
-            colour, line = style(name, list(curves))
+            colour, line = own[name]
             (drawn,) = axes.plot([x for x, _ in points], [y for _, y in points], line, color=colour, linewidth=1.4)
             lines.setdefault(name, drawn)
         axes.set(xlabel="share of training", title=title)

@@ -23,7 +23,7 @@ from reproduction.result_table import ResultTable
 from reproduction.results import Results
 from reproduction.scales import CHOICES, DOMAIN_CHOICES, Scale, on_scale
 
-Say = Callable[[str], None]
+Log = Callable[[str], None]
 Begin = Callable[[Sequence[Task]], Watch]
 """Called with the runs that are left; returns the function that is called with their events."""
 REPORTS = 8
@@ -71,11 +71,11 @@ class Request:
 
 
 def reproduce(
-    request: Request, out: Path, begin: Begin = lambda _: lambda _: None, say: Say = lambda _: None
+    request: Request, out: Path, begin: Begin = lambda _: lambda _: None, log: Log = lambda _: None
 ) -> Outcome:
     """Train what is not finished in the folder `out`, and write every table there. Cells of failed runs are empty."""
     with Sweep(out).open() as sweep:
-        planned = available(request, say)
+        planned = available(request, log)
         missing = dict(planned.missing)
         tasks = {spec: [sweep.task(config, spec.label) for config in configs] for spec, configs in planned.runs.items()}
         everything = [task for some in tasks.values() for task in some]
@@ -107,10 +107,10 @@ def reproduce(
         return Outcome(made, failed)
 
 
-def available(request: Request, say: Say = lambda _: None, *, decode: bool = True) -> plan.Plan:
+def available(request: Request, log: Log = lambda _: None, *, decode: bool = True) -> plan.Plan:
     """The plan without the runs whose data set is not found; those are in `missing`."""
     planned = request.plan()
-    absent = _absent(planned, say, decode)
+    absent = _absent(planned, log, decode)
     runs = {spec: configs for spec, configs in planned.runs.items() if _source(configs[0]) not in absent}
     lost = {spec: absent[_source(configs[0])] for spec, configs in planned.runs.items() if spec not in runs}
     return dataclasses.replace(planned, runs=runs, missing={**planned.missing, **lost})
@@ -120,7 +120,7 @@ def _source(config: RunConfig) -> tuple[str, str | None]:
     return config.data, config.data_dir
 
 
-def _absent(planned: plan.Plan, say: Say, decode: bool) -> dict[tuple[str, str | None], str]:
+def _absent(planned: plan.Plan, log: Log, decode: bool) -> dict[tuple[str, str | None], str]:
     """Data sets that cannot be loaded. Loading them once here fills the cache before several jobs need it.
 
     Without `decode` images with domains are only listed: there may be half a million.
@@ -135,7 +135,7 @@ def _absent(planned: plan.Plan, say: Say, decode: bool) -> dict[tuple[str, str |
                 load_data(RunConfig(data=name, data_dir=folder))
         except ValueError as error:
             absent[source] = str(error)
-            say(f"{name}: left out, its cells are marked: {error}")
+            log(f"{name}: left out, its cells are marked: {error}")
     return absent
 
 

@@ -41,6 +41,19 @@ def p_value(differences: PairedDifferences) -> float:
     return float(found.pvalue)
 
 
+def t_test(differences: PairedDifferences) -> float:
+    """Two-sided p of the paired t-test: for fewer seeds than the permutation test can decide with.
+
+    Args:
+        differences: One per seed, two or more.
+    """
+    spread = stdev(differences.values)
+    if not spread:
+        return float(differences.mean == 0)
+    count = len(differences.values)
+    return float(2 * stats.t.sf(abs(differences.mean) * sqrt(count) / spread, count - 1))
+
+
 def detectable(differences: PairedDifferences, level: float = LEVEL, power: float = POWER) -> float:
     """The smallest true difference that a paired t-test on so many seeds finds with this probability.
 

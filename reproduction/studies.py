@@ -71,9 +71,9 @@ class Condition:
     held_out: int
     """Training images rho is chosen on."""
     curve: bool = False
-    """Train every rho on the seeds of the results, not the chosen one alone."""
+    """Train every rho on the seeds of the results, not the chosen one alone. Without tuning seeds none is chosen."""
     probed: int = 0
-    """Training images the probes look at, of the runs at the chosen rho; 0 probes nothing."""
+    """Training images the probes look at, of the runs at the chosen rho, or of all where none is; 0 probes nothing."""
     paper: str = ""
     """A split of the paper's tables: the settings are then those of `reproduce` at this scale."""
     last: int = 20
@@ -95,7 +95,7 @@ class Condition:
             values: dict[str, Value] = {"algorithm": method, "threads": 1, "workers": where.workers, "seed": seed}
             if self.settings.get("engine") == "stacked":
                 values["workers"] = 1
-            settled = configs.update(RunConfig(), {**self.settings, **values})
+            settled = configs.update(RunConfig(keep_last=False), {**self.settings, **values})
         chosen: dict[str, Value | None] = {**hyper, "rho": rho, "held_out": self.held_out if tuning else None}
         chosen["stack_runs"] = where.stack_runs
         config = configs.resolve(configs.update(settled, chosen))
@@ -114,6 +114,9 @@ class Condition:
         return [f"reduction, {self.name}: {some}, for the sake of {self.seeds} seeds"] if self.paper and some else []
 
     def budget(self) -> str:
+        if not self.tuning_seeds:
+            rhos = ", ".join(f"{rho:g}" for rho in self.rhos)
+            return f"no tuning, {self.name}: every arm at rho {rhos}; results: seeds 0 to {self.seeds - 1}"
         runs = len(self.tuned) * len(self.rhos) * self.tuning_seeds
         plural = "s" if self.tuning_seeds > 1 else ""
         return (
@@ -222,14 +225,23 @@ def studies(scale: Scale, seeds: int | None = None) -> dict[str, Study]:
         probed=40 if small else 0,  # to probe costs more than to train; figure 2 has drift and sharpness on CIFAR-10
         paper="dirichlet-0.1",
     )
+    matched = dataclasses.replace(
+        main,
+        name="digits, Dirichlet 0.1, the same rho",
+        arms=("fedavg", "fedsam", "fedlesam") if small else sum(FAMILIES, ()),
+        rhos=(0.1,) if small else (0.01, 0.1, 0.3),
+        tuning_seeds=0,
+        seeds=seeds or (2 if small else 5),
+    )
     return {
         study.name: study
         for study in (
             Study("claim", "does the claim hold? All arms over rho on digits, judged claim by claim", (main,), True),
             Study("claim-regimes", "where FedLESAM could help: splits, steps, participation", tuple(regimes)),
             Study("claim-cifar10", "the arms that matter on CIFAR-10, judged claim by claim", (pictures,), True),
+            Study("claim-sharpness", "sharpness where all arms have the same rho, and at the paper's", (matched,)),
         )
     }
 
 
-NAMES = ("claim", "claim-regimes", "claim-cifar10")
+NAMES = ("claim", "claim-regimes", "claim-cifar10", "claim-sharpness")

@@ -104,7 +104,7 @@ def measure(federation: Federation, previous: Tensor) -> dict[str, list[float]]:
     return found
 
 
-def run(where: Where, out: Path, say: Callable[[str], None]) -> ResultTable:
+def run(where: Where, out: Path, log: Callable[[str], None]) -> ResultTable:
     """Train every arm and its base, measure at three instants, and write the table."""
     condition = studies(where.scale)["claim"].conditions[0]
     small = where.scale.name == "smoke"
@@ -128,7 +128,7 @@ def run(where: Where, out: Path, say: Callable[[str], None]) -> ResultTable:
         if ARMS[arm].base:
             gains[arm] = fmean(scores[arm, seed] - scores[ARMS[arm].base, seed] for seed in range(seeds_))
             means[arm] = {name: fmean(values) for name, values in found.items()}
-            say(f"{arm}: {gains[arm]:+.2f}")
+            log(f"{arm}: {gains[arm]:+.2f}")
     table = tabulate(gains, means, seeds_)
     disk.write_text(out / f"{NAME}.md", markdown(table))
     return table

@@ -22,3 +22,8 @@ def call(monkeypatch: pytest.MonkeyPatch) -> Call:
         return end.value.code
 
     return run
+
+
+@pytest.fixture(autouse=True)
+def _forked(forked_jobs: None) -> None:
+    """Runs of a sweep are forked."""

@@ -11,7 +11,18 @@ from fedlesam import algorithms
 from fedlesam.rules import NoPerturbation
 from fedlesam.runs.read import Run
 from reproduction import claim
-from reproduction.claim_tables import OURS, PAPER, Claim, at_chosen, everywhere, judged, make, over_rho, verdict
+from reproduction.claim_tables import (
+    OURS,
+    PAPER,
+    Claim,
+    at_chosen,
+    everywhere,
+    judged,
+    make,
+    over_rho,
+    same_rho,
+    verdict,
+)
 from reproduction.findings import Findings, Result
 from reproduction.scales import SCALES
 from reproduction.studies import ARMS, NAMES, TUNING_SEED, Condition, Where, studies
@@ -69,6 +80,8 @@ def test_rho_is_chosen_on_other_images_and_seeds() -> None:
     where = Where(CPU)
     for study in studies(CPU).values():
         for condition in study.conditions:
+            if not condition.tuning_seeds:
+                continue
             tuning = {seed for _, _, seed in claim.trials(condition, True, {})}
             results = {seed for _, _, seed in claim.trials(condition, False, dict.fromkeys(condition.tuned, 0.1))}
             assert min(tuning) == TUNING_SEED > max(results)
@@ -151,6 +164,21 @@ def test_less_sharpness_is_in_favour() -> None:
     [row] = judged("", (Claim("fedlesam", "fedsam", "sharpness"),), found).rows.values()
     assert row[0].ours == pytest.approx(0.3)
     assert row[-1].ours == "confirmed"
+
+
+def test_sharpness_at_the_same_rho_by_hand() -> None:
+    """Half of its base's in every seed is a factor of .5; the rival's is taken at the same rho."""
+    sharp = {("fedavg", None): [0.4, 0.2], ("fedsam", 0.1): [0.1, 0.1], ("fedlesam", 0.1): [0.2, 0.1]}
+    found = Findings(digits(arms=("fedavg", "fedsam", "fedlesam"), tuning_seeds=0, seeds=2))
+    for key, values in sharp.items():
+        of = {"accuracy": 90.0, "relative_sharpness": 1.0}
+        found.results[key] = {seed: Result({**of, "sharpness": value}) for seed, value in enumerate(values)}
+    found.choose()
+    rows = same_rho(found, 0.1).rows
+    assert [cell.ours for cell in rows["fedlesam"]][1:4] == ["0.1500", "0.50", "0.50 to 0.50"]
+    assert rows["fedlesam"][4].ours == "1.41", "the geometric mean of 2 and 1"
+    assert [cell.ours for cell in rows["fedavg"]][2:6] == ["-"] * 4
+    assert rows["fedsam"][2].ours == f"{(0.25 * 0.5) ** 0.5:.2f}"
 
 
 def test_passes_are_counted() -> None:

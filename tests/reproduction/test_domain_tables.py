@@ -97,7 +97,7 @@ def test_what_is_missing_is_a_hole_and_the_others_go_on(tmp_path: Path) -> None:
     only = parse_only("methods=fedavg,clients=1")
     said: list[str] = []
     items = [ITEMS[name] for name in ("table3", "table6")]
-    outcome = reproduce(Request(items, scale, only, data_dir=str(tmp_path)), tmp_path / "s", say=said.append)
+    outcome = reproduce(Request(items, scale, only, data_dir=str(tmp_path)), tmp_path / "s", log=said.append)
     assert not outcome.failed
     table = block(outcome, "table3", f"{PARTS[0]}; last round")
     assert table.columns == paper_tables()["table3"].columns

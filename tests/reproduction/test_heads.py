@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -61,6 +62,29 @@ def test_values_are_chosen_on_held_out_images_and_the_family_is_judged(tmp_path:
     assert "fedlesam over fedavg" in table.blocks[1].rows and "passed" in str(table.blocks[0].rows)
 
 
+def test_problems_are_told_apart_and_have_printed_gains(tmp_path: Path) -> None:
+    """Each has a name, lines and a cell of the paper of its own."""
+    benches = heads.benches("cpu")
+    assert len({bench.name for bench in benches}) == len(benches)
+    path = tmp_path / "runs.jsonl"
+    for place, bench in enumerate(benches):
+        trial = Trial(bench.split, True, "scaffold", None, 0.03, 1000)
+        whole = json.loads(line(bench, trial, 50 + place)) | {"clients": bench.clients, "of": bench.data}
+        with path.open("a") as file:
+            file.write(f"{json.dumps(whole)}\n")
+    assert [next(iter(Lines.read(bench, path).found.values()))["evaluations"][-1] for bench in benches] == [
+        50 + place for place in range(len(benches))
+    ]
+    gains = {bench.name: bench.printed("fedlesam-s", "scaffold") for bench in benches[2:]}
+    assert gains == {
+        "pathological-3-15-images": 6.16,
+        "dirichlet-0.1-15-images": 0.95,
+        "pathological-6-15-images": 2.81,
+        "pathological-3-200-clients-15-images": 6.52,
+        "cifar100-pathological-10-50-images": 3.34,
+    }
+
+
 def test_a_gate_that_fails_ends_the_work(tmp_path: Path) -> None:
     lines = filled(tmp_path / "runs.jsonl", Bench(), {"fedgamma": -0.5})
     assert {trial.arm for trial in lines.found} == {"scaffold", "fedgamma"}
@@ -115,7 +139,8 @@ def test_runs_are_lines_and_a_second_call_trains_nothing(tmp_path: Path) -> None
     bench = dataclasses.replace(SMOKE, gate=1000.0)
     runner = heads_run.Runner(bench, heads_run.load(None, smoke=True))
     said: list[str] = []
-    heads_run.work(runner, tmp_path, said.append)
+    path = tmp_path / "runs.jsonl"
+    heads_run.work(partial(heads.pending, bench, path), runner.line, path, said.append)
     assert len(said) == 2
     runs = [json.loads(text) for text in (tmp_path / "runs.jsonl").read_text().splitlines()]
     assert [(run["arm"], run["rho"], run["seed"], len(run["evaluations"])) for run in runs] == [
@@ -123,7 +148,7 @@ def test_runs_are_lines_and_a_second_call_trains_nothing(tmp_path: Path) -> None
         ("fedgamma", 0.1, 1000, 4),
     ]
     assert runs[0]["mean_of_last"] == pytest.approx(np.mean(runs[0]["evaluations"][-2:]), abs=1e-3)
-    heads_run.work(runner, tmp_path, said.append)
+    heads_run.work(partial(heads.pending, bench, path), runner.line, path, said.append)
     assert len(said) == 2
 
 

@@ -35,6 +35,25 @@ ROOT = Path(__file__).parents[2]
 SMOKE = SCALES["smoke"]
 
 
+def test_two_items_at_smoke_scale(call: Call, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A table and a figure in every form; all of the paper is done by the slow test below."""
+    code, said = call("table8", "fig5", "--scale", "smoke", "--jobs", "2", "--out", str(tmp_path)), capsys.readouterr()
+    assert not code, said.err
+    assert all(f"## {name}: " in said.out for name in ("table8", "fig5"))
+    assert "reduction: rounds: 3, not 800" in said.err
+    assert shape(rows_of(tmp_path, "table8"), "multiples of FedAvg") == (8, 1)
+    assert all(row["ours"] for row in rows_of(tmp_path, "table8"))
+    for name in ("table8.md", "table8.tex", "fig5.md", "index.html"):
+        text = html.unescape((tmp_path / "results" / name).read_text())
+        assert all(sentence in text for sentence in (*SMOKE.reductions, *CHOICES)), name
+    assert (tmp_path / "results" / "fig5.png").stat().st_size > 5000
+    text = (tmp_path / "results" / "index.html").read_text()
+    assert all(f'<section id="{name}">' in text for name in ("table8", "fig5"))
+    beside = re.findall(r'(?:src|href)="(?!data:|#)([^"]+)"', text)
+    assert beside and all((tmp_path / "results" / name).exists() for name in beside)
+
+
+@pytest.mark.slow
 def test_everything_at_smoke_scale(call: Call, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`python -m reproduction all --scale smoke`, once; what came of it is looked at from all sides."""
     arguments = ["all", "--scale", "smoke", "--jobs", "2", "--out", str(tmp_path / "s"), "--data-dir", str(tmp_path)]
@@ -172,7 +191,7 @@ def test_a_missing_data_set_leaves_its_cells_empty(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(plan, "settle", mixed)
     request = Request([ITEMS["table2"]], scale, parse_only("methods=fedavg,splits=dirichlet-0.1,clients=100"))
     said: list[str] = []
-    (table,) = reproduce(request, tmp_path / "s", say=said.append).tables
+    (table,) = reproduce(request, tmp_path / "s", log=said.append).tables
     ten, hundred = table.blocks[0].rows["fedavg"]
     assert ten.ours is not None and not ten.missing
     assert hundred.ours is None and hundred.missing.startswith("cifar100: not found") and hundred.paper == 42.64

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from fedlesam.runs.stats import PairedDifferences
-from reproduction.significance import RESAMPLES, detectable, holm, p_value
+from reproduction.significance import RESAMPLES, detectable, holm, p_value, t_test
 
 EXACT = 16
 
@@ -18,6 +18,13 @@ def test_three_pairs_by_hand() -> None:
     assert p_value(PairedDifferences((-1.0, 2.0, 4.0))) == 4 / 8
     assert p_value(PairedDifferences((0.0, 0.0))) == 1.0
     assert p_value(PairedDifferences((1.0, -1.0))) == 1.0
+
+
+def test_the_t_test_is_scipys_and_needs_no_spread() -> None:
+    values = (0.3, -0.1, 0.8, 0.4, 0.2)
+    assert t_test(PairedDifferences(values)) == pytest.approx(stats.ttest_1samp(values, 0.0).pvalue)
+    assert t_test(PairedDifferences((0.0, 0.0))) == 1.0
+    assert t_test(PairedDifferences((0.5, 0.5))) == 0.0
 
 
 @pytest.mark.parametrize("unit", [0.1, 100 / 360])
