@@ -339,7 +339,11 @@ CATALOGUE: dict[str, Callable[..., Algorithm]] = {
 
 
 def find(name: str) -> Callable[..., Algorithm]:
-    """The maker behind a name of the catalogue or `module:callable`."""
+    """The maker behind a name of the catalogue or `module:callable`.
+
+    Args:
+        name: As typed.
+    """
     if ":" in name:
         found = imported("algorithm", name)
         if not callable(found) and not isinstance(found, Algorithm):
@@ -351,7 +355,7 @@ def find(name: str) -> Callable[..., Algorithm]:
 
 
 def hyperparameters(name: str) -> dict[str, object]:
-    """What the method takes, with its defaults."""
+    """What the method called `name` takes, with its defaults; `fedlesam explain` prints what they mean."""
     takes = inspect.signature(find(name)).parameters.items()
     return {key: p.default for key, p in takes if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
 

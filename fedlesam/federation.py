@@ -20,13 +20,16 @@ from fedlesam import algorithms
 from fedlesam.algorithms import Algorithm
 from fedlesam.core import evaluation, seeds
 from fedlesam.core.batches import Batches, ClientData
-from fedlesam.core.checks import check_choice, check_count
+from fedlesam.core.checks import check_choice, check_count, check_kind
 from fedlesam.core.choices import Weighting
+from fedlesam.core.client_tests import ClientTests, Tests
 from fedlesam.core.computing import return_freed_memory
 from fedlesam.core.disk import FileDigest
-from fedlesam.core.drawn import DrawnClients, is_checked_whole
+from fedlesam.core.drawn import DrawnClients, check_clients, is_checked_whole
 from fedlesam.core.evaluation import Evaluation, PerClient
 from fedlesam.core.flat_model import FlatModel
+from fedlesam.core.history import History, Overview
+from fedlesam.core.hold_out import given_tests
 from fedlesam.core.local import LocalTraining
 from fedlesam.core.module_check import check_module, copied
 from fedlesam.core.record import DROPOUT as DROPOUT
@@ -35,7 +38,7 @@ from fedlesam.core.sampling import Sampling, check_active, draw
 from fedlesam.core.sampling import count_active as count_active
 from fedlesam.core.server import ServerState, server_step
 from fedlesam.core.shell import Shell
-from fedlesam.core.sound import check_outputs, check_samples
+from fedlesam.core.sound import check_outputs, check_samples, named_tests
 from fedlesam.core.task import Task
 from fedlesam.engines.base import Engine, Saved
 from fedlesam.engines.distributed import DistributedEngine, worker_loop
@@ -69,6 +72,9 @@ class Federation:
         sampling: draws the clients of a round; a function of (round, rng, clients, active) that returns their numbers
             and draws from the NumPy generator it is given, which derives from (seed, round). By default uniform.
         test: data on which the global model is evaluated.
+        test_clients: every client's own test samples, in any form its data may have, None for a client without; or a
+            share of its samples, drawn by seed, on which it never trains. The metrics over clients are in the records.
+            Without `test`, all of these samples together are the test data.
         seed: all random numbers derive from it.
         weighting: "clients" averages updates over clients, "examples" weights clients by their number of samples.
         evaluate_every: rounds between two evaluations. The last round of `run` is always evaluated.
@@ -88,6 +94,7 @@ class Federation:
         active: int | float = 1.0,
         sampling: Sampling | None = None,
         test: ClientData | None = None,
+        test_clients: Tests | float | None = None,
         seed: int = 0,
         weighting: Weighting = "clients",
         evaluate_every: int = 1,
@@ -101,14 +108,10 @@ class Federation:
         self.algorithm = algorithms.get(algorithm) if isinstance(algorithm, str) else algorithm
         if not isinstance(self.algorithm, Algorithm):
             raise ValueError(f"algorithm must be a name or an Algorithm, got {algorithm!r}; e.g. algorithms.fedsam()")
-        for what, value, kind in (
-            ("local", local, LocalTraining),
-            ("task", task, Task),
-            ("failures", failures, FailurePolicy),
-            ("execution", execution, Execution),
-        ):
-            if value is not None and not isinstance(value, kind):
-                raise ValueError(f"{what} must be an object fl.{kind.__name__}(...), got {value!r}")
+        check_kind("local", local, LocalTraining)
+        check_kind("task", task, Task)
+        check_kind("failures", failures, FailurePolicy)
+        check_kind("execution", execution, Execution)
         self.failures, self.execution = failures or FailurePolicy(), execution or Execution()
         check_count("Federation", "seed", seed, at_least=0)
         check_count("Federation", "evaluate_every", evaluate_every)
@@ -121,30 +124,26 @@ class Federation:
         self._world, how = _world, self.execution
         self.workers = how.workers if _world is None else _world.size
         self.threads = 1 if how.threads is None and self.workers > 1 else how.threads
-        if how.compile and self.workers > 1 and _world is None:
-            raise ValueError(
-                "compile does not go with several workers of one process: PyTorch's compiler does not survive their "
-                "fork; use one worker, or start the run with torchrun"
-            )
+        if _world is None:
+            how.check_fork()
         stacked = how.engine == "stacked" or how.stack_runs is not None
         if stacked:
             check_stackable(self.workers, how.stack_runs, self.threads)
-        if not (hasattr(clients, "__len__") and hasattr(clients, "__getitem__")):
-            raise ValueError(f"clients must be a list, an entry for each, got {clients!r}; use list(clients)")
-        if len(clients) == 0:
-            raise ValueError("there are no clients")
+        check_clients(clients)
+        clients, tests = given_tests(clients, test_clients, seed)
         whole = is_checked_whole(clients)
         seen = clients if whole else {0: clients[0]}
-        check_samples(seen, test, drop=self.failures.drops)
-        self.clients, self.local, self.seed = clients, local or LocalTraining(), seed
+        named = named_tests(test, tests, whole and tests is not None and is_checked_whole(tests))
+        check_samples(seen, named, drop=self.failures.drops)
+        self.clients, self.local, self.seed = clients, local or LocalTraining(), int(seed)
         self.local.check(self.algorithm)
         self.task = self.local.task(task)
         self.active, self.weighting = count_active(active, len(clients)), weighting
-        self.sampling, self.test_data = sampling, test
+        self.sampling, self.test_data, self.test_clients = sampling, test, tests
         self.first_model: str | None = None
         """The fingerprint of the model that was given, once it was asked for."""
-        self.evaluate_every = evaluate_every
-        self.history: list[Record] = []
+        self.evaluate_every = int(evaluate_every)
+        self.history = History()
         self._logged = 0
 
         check_module(model)  # a lazy one cannot even be copied
@@ -155,7 +154,7 @@ class Federation:
         return_freed_memory()
         self.algorithm = self.algorithm.for_model(self._flat.tensors)
         buffers, private = self._flat.buffers(), self.algorithm.privacy is not None
-        outputs, changed, fits = check_outputs(self._flat, seen, test, self.task, stacked=stacked or private)
+        outputs, changed, fits = check_outputs(self._flat, seen, named, self.task, stacked=stacked or private)
         if stacked and changed:
             raise NotStackable(CHANGES.format(", ".join(changed)))
         if self.algorithm.privacy is not None:
@@ -172,7 +171,7 @@ class Federation:
             clients=clients if whole else DrawnClients(clients, seen[0], self.failures.drops, fits),
             algorithm=self.algorithm,
             local=self.local,
-            seed=seed,
+            seed=self.seed,
             threads=self.threads,
             by_examples=weighting == "examples",
             test=Batches(test, self._flat.device, self.task.collate) if test is not None else None,
@@ -181,20 +180,20 @@ class Federation:
             drop=self.failures.drops,
             max_norm=self.failures.max_update_norm,
             task=self.task,
+            client_tests=None if tests is None else ClientTests(tests, self.task.collate),
         )
         self._engine: Engine | None = self._local_engine if self.workers == 1 else None
 
     def __repr__(self) -> str:
-        last = next((r for r in reversed(self.history) if r.test_loss is not None), None)
-        first = next(iter(last.metrics.items()), ("loss", last.test_loss)) if last is not None else None
-        parts = [
-            self.name or repr(self.algorithm),
-            f"{len(self.clients)} clients, {self.active} active",
-            f"{self.state.weights.numel():,} parameters",
-            f"round {self.state.round}",
-            *([f"test {first[0]} {first[1]:.4f}"] if first is not None else []),
-        ]
-        return f"Federation({'; '.join(parts)})"
+        return repr(self._overview)
+
+    def _repr_html_(self) -> str:
+        return self._overview.html()
+
+    @property
+    def _overview(self) -> Overview:
+        sizes = len(self.clients), self.active, self.state.weights.numel(), self.state.round
+        return Overview(self.name, repr(self.algorithm), *sizes, repr(self.local), self.history)
 
     @property
     def weights(self) -> Tensor:
@@ -209,7 +208,7 @@ class Federation:
     @property
     def tested(self) -> bool:
         """Whether there are data on which the global model is evaluated."""
-        return self.test_data is not None
+        return self.test_data is not None or self.test_clients is not None
 
     @property
     def knows_memories(self) -> bool:
@@ -222,7 +221,7 @@ class Federation:
 
     def understudy(self) -> SerialEngine:
         """An engine that trains beside the federation by the same rules, on a replica; its memories are only read."""
-        return dataclasses.replace(self._local_engine, model=self.replica(), test=None)
+        return dataclasses.replace(self._local_engine, model=self.replica(), test=None, client_tests=None)
 
     @property
     def joins_last(self) -> bool:
@@ -270,6 +269,7 @@ class Federation:
                 bytes_up=outcome.bytes_up,
                 divergence=outcome.reduction.divergence(state.weights, sent.weights),
                 per_client=self._per_client(tested),
+                test_clients=tested.clients if tested else {},
                 epsilon=self._epsilon(state.round),
                 dropped=dict(sorted({**dict.fromkeys(silent, DROPOUT), **outcome.dropped}.items())) or None,
             )

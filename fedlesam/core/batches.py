@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset, default_collate
@@ -72,7 +73,8 @@ def _check_tensors(given: Batch, where: str, alone: bool) -> int:
     parts = leaves(given)
     if not all(isinstance(part, Tensor) for part in parts) or (len(parts) < 2 and type(given) is tuple and not alone):
         kinds = [type(part).__name__ for part in parts]
-        raise ValueError(f"{where}: expected a pair of tensors (x, y), got {kinds}; {KINDS}")
+        remedy = "give torch.from_numpy(x); " if "ndarray" in kinds else ""
+        raise ValueError(f"{where}: expected a pair of tensors (x, y), got {kinds}; {remedy}{KINDS}")
     if not parts:
         raise ValueError(f"{where}: has no samples; leave it out")
     (first, tensor), *others = named_tensors(given)
@@ -103,8 +105,15 @@ def given_tensors(data: ClientData) -> Batch | None:
     if isinstance(data, TensorDataset):
         return data.tensors
     if isinstance(data, list):
-        return None if data and isinstance(data[0], tuple | Mapping) else tuple(data)
+        return tuple(data) if not data or _is_column(data[0]) else None
     return data if isinstance(data, tuple | Mapping) else None
+
+
+def _is_column(first: Any) -> bool:
+    """Whether the first of a list is a tensor of all samples; anything else is a sample."""
+    if isinstance(first, list):
+        return any(isinstance(leaf, Tensor | np.ndarray) for leaf in leaves(first))
+    return isinstance(first, Tensor | np.ndarray)
 
 
 def as_tensors(data: ClientData) -> Batch | None:
@@ -239,7 +248,15 @@ def collated(samples: list[Any], collate: Collate | None) -> Batch:
                 "fl.Task(..., collate=f), where f makes a batch of a list of samples"
             ) from error
     else:
-        batch = collate(samples)
+        try:
+            batch = collate(samples)
+        except Exception as error:
+            raise ValueError(
+                f"collate raises {type(error).__name__}: {error}; it is called with a list of {len(samples)} samples, "
+                f"the first a {type(samples[0]).__name__}, and returns a batch"
+            ) from error
+        if batch is None:
+            raise ValueError(f"collate returns None for {len(samples)} samples; return a batch of them")
         sizes = {len(leaf) for leaf in leaves(batch) if isinstance(leaf, Tensor) and leaf.ndim > 0}
         if sizes and len(samples) not in sizes:
             raise ValueError(

@@ -8,6 +8,7 @@ import dataclasses
 import functools
 import math
 import sys
+from numbers import Integral
 from typing import Any, Literal, TypedDict, Unpack, get_args, get_origin, get_type_hints
 
 LARGEST = 1e30
@@ -51,6 +52,18 @@ def check_params(owner: Any, name: str = "") -> None:
             check_choice(name, field.name, value, get_args(hint))
 
 
+def check_kind(name: str, value: Any, kind: type) -> None:
+    """A ValueError unless an argument is None, or an object of a public class.
+
+    Args:
+        name: Of the argument.
+        value: What was given.
+        kind: The class.
+    """
+    if value is not None and not isinstance(value, kind):
+        raise ValueError(f"{name} must be an object fl.{kind.__name__}(...), got {value!r}")
+
+
 @functools.cache
 def _declared(kind: Any) -> list[tuple[dataclasses.Field[Any], Any]]:
     hints = get_type_hints(kind)
@@ -82,6 +95,8 @@ def check_number(
         raise ValueError(f"{owner}: {name} must be a number, got {value!r}")
     bound = f"above {above:g}" if above is not None else f"at least {at_least:g}" if at_least is not None else "finite"
     inside = (above is None or value > above) and (at_least is None or value >= at_least)
+    if value == math.inf:
+        raise ValueError(f"{owner}: {name} must be a finite number, got {value}")
     if not (is_number(value) and inside):
         raise ValueError(f"{owner}: {name} must be {bound}, got {value}")
     if abs(value) > LARGEST:
@@ -90,7 +105,7 @@ def check_number(
 
 def check_count(owner: str, name: str, value: object, at_least: int = 1) -> None:
     """A ValueError unless `value` is a whole number from `at_least` that fits into 64 bits."""
-    if isinstance(value, bool) or not isinstance(value, int) or not at_least <= value < 2**63:
+    if isinstance(value, bool) or not isinstance(value, Integral) or not at_least <= int(value) < 2**63:
         raise ValueError(f"{owner}: {name} must be a whole number from {at_least}, got {value!r}")
 
 

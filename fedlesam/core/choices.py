@@ -27,7 +27,7 @@ StoreKind = Literal["shared", "pinned"]
 
 RANGES: dict[str, Range] = {
     "batch_size": {"at_least": 1, "whole": True},
-    "dropout": {"at_least": 0, "at_most": 1},
+    "dropout": {"at_least": 0, "below": 1},  # at 1 nobody would ever answer
     "workers": {"at_least": 1, "whole": True},
     "threads": {"at_least": 1, "at_most": 1024, "whole": True},  # beyond it their own memory ends the process
     "memory": {"at_least": 0, "whole": True},

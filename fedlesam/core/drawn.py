@@ -10,7 +10,17 @@ MOST = 10_000
 """Clients of a list that are all checked before the first round."""
 
 
-def is_checked_whole(clients: Sequence[ClientData]) -> bool:
+def check_clients(clients: Any) -> None:
+    """A ValueError for what is no sequence of clients."""
+    if isinstance(clients, Mapping):
+        raise ValueError("clients must be a list, an entry for each, got a dict; use list(clients.values())")
+    if not (hasattr(clients, "__len__") and hasattr(clients, "__getitem__")):
+        raise ValueError(f"clients must be a list, an entry for each, got {clients!r}; use list(clients)")
+    if len(clients) == 0:
+        raise ValueError("there are no clients")
+
+
+def is_checked_whole(clients: Sequence[ClientData | None]) -> bool:
     """Whether all clients are looked at before the first round; another sequence than a list may make its items."""
     return isinstance(clients, list | tuple) and len(clients) <= MOST
 
@@ -42,7 +52,7 @@ class DrawnClients(Sequence[ClientData]):
     def __getitem__(self, client: Any) -> Any:
         data = self.clients[client]
         if client not in self.sizes:
-            check_samples({0: self.first, client: data}, None, drop=self.drop)
+            check_samples({0: self.first, client: data}, {}, drop=self.drop)
             self.check_targets({client: data})
             self.sizes[client] = size_of(data)
         return data

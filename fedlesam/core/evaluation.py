@@ -1,10 +1,12 @@
 """Loss and metrics of a global model on data it was not trained on."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -27,6 +29,8 @@ class Evaluation:
     """In the task's order; without accuracy where the targets are not class numbers."""
     by_class: Tensor | None = None
     """The accuracy on each class; NaN for a class without samples."""
+    clients: dict[str, "PerClient"] = field(default_factory=dict)
+    """The metrics on clients' own test samples, over clients."""
 
     @property
     def accuracy(self) -> float | None:
@@ -104,11 +108,17 @@ def _measured(task: Task, done: ForwardPass, batch: Batch) -> tuple[dict[str, Te
             if (term := metric.term(name, outputs, targets)) is not None:
                 sums[name] = term
         elif not kept:
-            kept = {"outputs": _kept(outputs, "outputs"), "targets": _kept(targets, "targets")}
+            kept = {"outputs": kept_tensor(outputs, "outputs"), "targets": kept_tensor(targets, "targets")}
     return sums, kept
 
 
-def _kept(tensor: object, what: str) -> Tensor:
+def kept_tensor(tensor: object, what: str) -> Tensor:
+    """Outputs or targets of a batch, for a metric that needs those of all samples.
+
+    Args:
+        tensor: The outputs or targets.
+        what: Which of them.
+    """
     if isinstance(tensor, Tensor):
         return tensor.detach().cpu()
     raise Unsupported(
@@ -153,15 +163,49 @@ def _joined(parts: list[Tensor], what: str) -> Tensor:
 
 @dataclass(frozen=True)
 class PerClient:
-    """Accuracy on each client's own mixture of classes: the test accuracy by class, weighted as the client's labels."""
+    """A metric over clients: on their own test samples, or the test accuracy on each client's mixture of classes."""
 
     mean: float
     worst_tenth: float
-    """Mean over the tenth of the clients with the lowest accuracy, at least one client."""
+    """Mean over the tenth of the clients where it is worst, at least one client."""
     spread: float
     """Standard deviation over clients."""
     untested: int = 0
-    """Clients with none of their classes in the test set; they are not part of the other numbers."""
+    """Clients of which it is not known, as they have no test samples; they are not part of the other numbers."""
+
+    def as_dict(self) -> dict[str, float | None]:
+        """For JSON, which has no NaN and no infinity."""
+        found = {name: value if math.isfinite(value) else None for name, value in vars(self).items()}
+        return found if self.untested else {name: value for name, value in found.items() if name != "untested"}
+
+    @classmethod
+    def of_dict(cls, known: Mapping[str, Any]) -> "PerClient":
+        """The inverse of `as_dict`; NaN for a number that JSON had not.
+
+        Args:
+            known: What `as_dict` returned.
+        """
+        parts = {
+            name: math.nan if known.get(name) is None else known[name] for name in ("mean", "worst_tenth", "spread")
+        }
+        return cls(**parts, untested=known.get("untested", 0))
+
+
+def spread_over(values: npt.NDArray[np.float64], clients: int, *, smaller: bool) -> PerClient:
+    """A metric over clients; NaN where it is known of none.
+
+    Args:
+        values: Of clients that were tested; NaN where the metric is not known.
+        clients: How many there are.
+        smaller: Whether a smaller value is better.
+    """
+    known = np.sort(values[~np.isnan(values)])
+    if not len(known):
+        return PerClient(math.nan, math.nan, math.nan, clients)
+    worst = (known[::-1] if smaller else known)[: max(1, len(known) // 10)]
+    with np.errstate(invalid="ignore"):
+        mean, tenth, spread = float(known.mean()), float(worst.mean()), float(known.std())
+    return PerClient(mean, tenth, spread, clients - len(known))
 
 
 def per_client(by_class: Tensor, mixtures: Tensor) -> PerClient | None:
@@ -178,9 +222,7 @@ def per_client(by_class: Tensor, mixtures: Tensor) -> PerClient | None:
     if not tested.any():
         return None
     accuracy = (weights[tested] @ by_class[known].to(weights.dtype)) / seen[tested]
-    worst = accuracy.sort().values[: max(1, len(accuracy) // 10)]
-    mean, spread = float(accuracy.mean()), float(accuracy.std(correction=0))
-    return PerClient(mean, float(worst.mean()), spread, untested=int((~tested).sum()))
+    return spread_over(accuracy.double().numpy(), len(mixtures), smaller=False)
 
 
 def mixture(labels: Tensor, classes: int) -> Tensor:

@@ -64,19 +64,17 @@ class ExactSum:
             weights: an integer each.
         """
         squares = torch.zeros(len(rows), dtype=torch.float64, device=rows.device)
-        factors = torch.tensor(weights, device=rows.device)[:, None]
+        factors = None if set(weights) == {1} else torch.tensor(weights, device=rows.device)[:, None]
         width, rows = max(1, CHUNK // len(rows)), rows.reshape(len(rows), -1)
         for *into, part in zip(
             *(torch.split(half, width) for half in self._halves()), torch.split(rows, width, dim=1), strict=True
         ):
             precise = part.double()
-            squares += (precise * precise).sum(1)
+            squares += torch.linalg.vecdot(precise, precise)
             fixed = torch.mul(precise, SCALE).round_().to(torch.int64)
-            if self.wide:
-                into[1].add_(((fixed & (MOST - 1)) * factors).sum(0))
-                into[0].add_(((fixed >> LOW) * factors).sum(0))
-            else:
-                into[0].add_((fixed * factors).sum(0))
+            parts = (fixed >> LOW, fixed & (MOST - 1)) if self.wide else (fixed,)
+            for total, each in zip(into, parts, strict=True):
+                total.add_((each if factors is None else each * factors).sum(0))
         return squares
 
     def mean(self, weight: int, dtype: torch.dtype) -> Tensor:

@@ -10,7 +10,7 @@ from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedlesam.core.batches import Batch
-from fedlesam.core.buffers import Buffers
+from fedlesam.core.buffers import Buffers, Unsupported
 from fedlesam.core.choices import Precision as Precision
 from fedlesam.core.computing import own_device
 from fedlesam.core.graphs import Graphs
@@ -229,6 +229,11 @@ class FlatModel:
             if parameter.grad is not view:  # another vector, or the model has called zero_grad
                 parameter.grad = view if parameter.dtype == view.dtype else None
         out.zero_()
+        if not value.requires_grad:
+            raise Unsupported(
+                "the loss of a batch does not depend on the model's weights, so there is nothing to learn from it; "
+                "compute it from what the model returns, without detach or no_grad"
+            )
         torch.autograd.backward(value)
         for parameter, view in zip(self.parameters, self._grads, strict=True):
             if parameter.grad is not view and parameter.grad is not None:  # a model that handles gradients itself

@@ -20,6 +20,37 @@ NOTATION = {
     "K, N": "the clients that answered, and all clients",
     "t": "the number of the round",
 }
+
+PARAMETERS = {
+    "rho": "the norm of e",
+    "lr_g": "the server's learning rate, a factor of d",
+    "alpha": "the share of the client's own gradient in a step; in fedspeed the share of the gradient at v + e",
+    "lam": "the strength of the dynamic regulariser",
+    "prox": "the strength of the pull towards w",
+    "beta": "the share of the old value in a moving average",
+    "gamma": "the server's momentum; in fedmoswa the share of the new value in m",
+    "b1": "the share of the old value in the server's first moment",
+    "b2": "the share of the old value in the server's second moment",
+    "eps": "added to the root of the second moment",
+    "reference": "w_old is the model that this client received before, or the global model of the round before",
+    "direction": "back, against the last progress of the global model, or ahead, along it",
+    "eta": "added to abs(v) in the scale of a weight",
+    "rho_g": "the norm of the global ascent",
+    "rho_s": "the norm of the server's shift of the start of a round",
+    "window": "the rounds that count for c",
+    "threshold": "the mean norm of updates above which a round counts for c",
+    "warmup": "the rounds in which rho and rho_s grow; 0 for none",
+    "floor": "what is left of the learning rate at the last step of a client's round",
+    "strength": "the weight of the distance to the teacher's predictions in the loss",
+    "tau": "the temperature of both predictions",
+    "adaptive": "whether e is scaled by how far each weight has moved",
+    "clip": "the largest norm of a client's update",
+    "noise": "the noise on the sum of updates, in units of clip",
+    "delta": "the delta for which epsilon is computed; 0 stands for 1 / N",
+    "pool": "the earlier global models from which two are drawn",
+    "scale": "a factor of the correction",
+}
+"""What the hyper-parameters of the catalogue mean."""
 """The symbols of formulas. All other names are parameters or state of a rule; an index i is a client's own."""
 
 GREEK = {name: f"\\{name}" for name in ("alpha", "beta", "gamma", "delta", "eta", "mu", "rho", "tau")}

@@ -54,6 +54,8 @@ class LocalTraining:
         for epochs in ends or (0,):
             if not callable(epochs):
                 _check_epochs("epochs", epochs)
+        if self.steps is not None and self.epochs != type(self).epochs:
+            raise ValueError(f"LocalTraining: steps={self.steps} and epochs={self.epochs!r}: give one of the two")
         if self.optimizer != "sgd" and self.momentum:
             raise ValueError(f"LocalTraining: momentum is for sgd, {self.optimizer} has its own; leave it at 0")
         if isinstance(self.lr, str):
@@ -89,7 +91,10 @@ class LocalTraining:
             algorithm: The method; its decay counts where lr is a number and has none of its own.
         """
         if callable(self.lr):
-            lr = self.lr(round)
+            try:
+                lr = self.lr(round)
+            except Exception as error:
+                raise ValueError(f"LocalTraining: lr(round={round}) raises {type(error).__name__}: {error}") from error
             check_number("LocalTraining", f"lr(round={round})", lr, above=0)
             return float(lr)
         try:

@@ -64,7 +64,14 @@ class Metric:
     def of_sum(self, name: str, total: Tensor) -> float:
         """The number of the sum over all batches."""
         assert self.finish is not None
-        return one_float(name, self.finish(total))
+        try:
+            value = self.finish(total)
+        except Exception as error:
+            raise ValueError(
+                f"the metric {name}: finish raises {type(error).__name__}: {error}; it is called with the sum over all "
+                f"batches, a tensor of shape {tuple(total.shape)}: give one that takes it"
+            ) from error
+        return one_float(name, value)
 
 
 def _raised(name: str, error: Exception, outputs: Any, targets: Any) -> str:

@@ -40,18 +40,23 @@ class Record:
     """What the task measures on the test data, in its order: the first one ranks."""
     smaller: tuple[str, ...] = ()
     """The metrics of which a smaller value is better."""
+    test_clients: dict[str, PerClient] = field(default_factory=dict)
+    """The task's metrics on clients' own test samples, over clients; the loss where the task has none."""
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON: without what was not measured, or is not a number JSON has."""
         known = {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
-        if self.per_client is not None and not self.per_client.untested:
-            known["per_client"].pop("untested")
+        if self.per_client is not None:
+            known["per_client"] = self.per_client.as_dict()
+        known["test_clients"] = {name: found.as_dict() for name, found in self.test_clients.items()}
         known["metrics"] = {name: value if math.isfinite(value) else None for name, value in self.metrics.items()}
         known["smaller"] = list(self.smaller)
         if list(self.metrics) in ([], ["accuracy"]):  # test_accuracy says it
             known.pop("metrics")
         if not self.smaller or "metrics" not in known:
             known.pop("smaller")
+        if not self.test_clients:
+            known.pop("test_clients")
         if self.dropped:
             known["dropped"] = {str(client): why for client, why in self.dropped.items()}
         return {k: v for k, v in known.items() if not (isinstance(v, float) and not math.isfinite(v))}

@@ -110,7 +110,7 @@ class Reduction:
             ends = [torch.stack(vector.aminmax())[:, None] for vector in named[0].values()]
         else:
             rows = (rows_of([v[name] for v in named]).reshape(len(named), -1) for name in named[0])
-            ends = [torch.stack(each.aminmax(dim=1)) for each in rows]
+            ends = [torch.stack((each.amin(1), each.amax(1))) for each in rows]  # aminmax takes ten times as long
         peaks = torch.stack(ends).abs().amax(1).T.tolist()
         return [self._refusal(a, dict(zip(named[0], own, strict=True))) for a, own in zip(answers, peaks, strict=True)]
 

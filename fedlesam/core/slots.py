@@ -90,7 +90,12 @@ class RoundResult:
 
 @dataclass(frozen=True)
 class Rule:
-    """What rules of all slots have in common. Override what the rule needs."""
+    """What rules of all slots have in common. Override what the rule needs.
+
+    What their methods are given has the same names everywhere: `anchor` is w, the global model that the round started
+    from; `client_state` and `server_state` are what this slot keeps with the client and at the server (for a server
+    rule `state`); `result` is what one client (`LocalResult`) or all of them (`RoundResult`) did in the round.
+    """
 
     formula: ClassVar[tuple[str, ...]] = ()
     """What the rule computes, a line each, in the notation of `fedlesam explain`."""

@@ -1,6 +1,8 @@
 """Whether samples can be trained on: finite numbers, and targets that the task takes."""
 
 import functools
+import itertools
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
@@ -18,12 +20,31 @@ Clients = Sequence[ClientData] | Mapping[int, ClientData]
 """All clients, or some of them by their number."""
 
 
-def named(clients: Clients, test: ClientData | None) -> Iterator[tuple[str, ClientData]]:
+NamedTests = Mapping[str, ClientData]
+"""Data to test on, by what they are called in a message."""
+
+
+def named(clients: Clients, tests: NamedTests) -> Iterator[tuple[str, ClientData]]:
     """What the data are called in a message."""
     numbered = clients.items() if isinstance(clients, Mapping) else enumerate(clients)
     yield from ((f"client {i}", data) for i, data in numbered)
-    if test is not None:
-        yield "the test set", test
+    yield from tests.items()
+
+
+def named_tests(test: ClientData | None, clients: Sequence[ClientData | None] | None, whole: bool) -> NamedTests:
+    """All data to test on.
+
+    Args:
+        test: The test set.
+        clients: The test samples of every client.
+        whole: Of all clients; else of the first.
+    """
+    found = {} if test is None else {"the test set": test}
+    if clients is not None:
+        for number in range(len(clients) if whole else 1):
+            if (data := clients[number]) is not None:
+                found[f"the test samples of client {number}"] = data
+    return found
 
 
 def check_finite(batch: Batch, where: str, numbers: Tensor | slice | None = None) -> None:
@@ -35,14 +56,14 @@ def check_finite(batch: Batch, where: str, numbers: Tensor | slice | None = None
             raise ValueError(f"{where}: {what} of sample {number} is not finite; mend the sample or leave it out")
 
 
-def check_samples(clients: Clients, test: ClientData | None, *, drop: bool) -> None:
+def check_samples(clients: Clients, tests: NamedTests, *, drop: bool) -> None:
     """A ValueError for data that cannot be used. With `drop` a client with numbers that are not finite may stay."""
     first: tuple[str, dict[str, torch.dtype]] | None = None
-    for where, data in named(clients, test):
+    for where, data in named(clients, tests):
         check_client(data, where)
         if (given := given_tensors(data)) is None:
             continue
-        if data is test or not drop:
+        if where in tests or not drop:
             check_finite(given, where)
         kinds = {name: tensor.dtype for name, tensor in named_tensors(given) if name != "y"}
         first = first or (where, kinds)
@@ -80,11 +101,11 @@ def describe(batch: Batch, weights: torch.dtype, whose: str) -> str:
     return f"{told}: its weights are {weights}, give x.to({weights})" if numbers else told
 
 
-def check_targets(clients: Clients, test: ClientData | None = None, *, task: Task, output: Sequence[int]) -> None:
+def check_targets(clients: Clients, tests: NamedTests | None = None, *, task: Task, output: Sequence[int]) -> None:
     """All targets that are known in advance."""
     if task.fits is None:
         return
-    for where, data in named(clients, test):
+    for where, data in named(clients, tests or {}):
         try:
             known = task.known_targets(data)
         except (ValueError, LookupError, TypeError) as error:
@@ -94,14 +115,14 @@ def check_targets(clients: Clients, test: ClientData | None = None, *, task: Tas
 
 
 def check_outputs(
-    model: FlatModel, clients: Clients, test: ClientData | None, task: Task, *, stacked: bool
+    model: FlatModel, clients: Clients, tests: NamedTests, task: Task, *, stacked: bool
 ) -> tuple[int, list[str], Callable[[Clients], None]]:
     """Show the model one sample, and check all targets against its outputs, before any work is done.
 
     Args:
         model: the model.
         clients: their data; the sample is the first of the first.
-        test: the test data.
+        tests: the data to test on.
         task: how a batch becomes a loss.
         stacked: look for buffers that change even where only norm layers have any.
 
@@ -121,9 +142,10 @@ def check_outputs(
     shown = twice if model.needs_batch else batch
     with torch.no_grad(), seeds.preserve_rng(model.device):
         done = _shown(model, task, shown, "client 0")
-        if test is not None and not isinstance(test, Loadable):  # of those the first sample would load all
-            places = torch.tensor([0, 0] if model.needs_batch else [0])
-            _shown(model, task, Batches(test, model.device, task.collate).fetch(places, seed=0), "the test set")
+        for whose, test in itertools.islice(tests.items(), 2):
+            if not isinstance(test, Loadable):  # of those the first sample would load all
+                places = torch.tensor([0, 0] if model.needs_batch else [0])
+                _shown(model, task, Batches(test, model.device, task.collate).fetch(places, seed=0), whose)
     if task.fits is None and not task.measured:
         return 1, changed, functools.partial(check_targets, task=task, output=())
     outputs = done.outputs
@@ -132,14 +154,16 @@ def check_outputs(
     if task.fits is not None:
         task.fits(task.targets_of(batch), outputs.shape, "client 0")
     check = functools.partial(check_targets, task=task, output=outputs.shape)
-    check(clients, test)
+    check(clients, tests)
     return outputs.shape[-1] if outputs.ndim else 1, changed, check
 
 
 def _shown(model: FlatModel, task: Task, batch: Batch, whose: str) -> ForwardPass:
     """The model, shown a batch. A loss that fails after the model returned fails again when a client trains."""
     try:
-        return model.step(task, batch)
+        with warnings.catch_warnings():  # what they warn of is refused below
+            warnings.simplefilter("ignore")
+            return model.step(task, batch)
     except Unsupported:
         raise
     except Exception as error:

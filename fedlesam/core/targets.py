@@ -77,6 +77,11 @@ def pixels(ignore: int) -> Fits:
     """For class numbers, one for each pixel of the outputs, whose second axis is the classes."""
 
     def fits(y: Tensor, output: Sequence[int], where: str) -> None:
+        if len(output) < 3:
+            raise ValueError(
+                f"{where}: the outputs have the shape {tuple(output)}, and a class for each pixel needs (n, classes, "
+                "height, width); for one class for each sample take Task.classification()"
+            )
         _positions(y, tuple(output[2:]), where, "a class for each pixel")
         _in_range(y, output[1] if len(output) > 1 else 1, where, ignore)
 

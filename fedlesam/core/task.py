@@ -222,7 +222,13 @@ class Task:
         inputs = options.get("inputs")
 
         def loss(model: Any, batch: Batch) -> Any:
-            found = getattr(model(**(batch if inputs is None else inputs(batch))), "loss", None)
+            named = batch if inputs is None else inputs(batch)
+            if not isinstance(named, Mapping):
+                raise ValueError(
+                    f"Task.huggingface() calls model(**batch), and a batch is a {type(named).__name__}; give "
+                    'clients as dicts, e.g. {"input_ids": x, "labels": y}, or Task.huggingface(inputs=...)'
+                )
+            found = getattr(model(**named), "loss", None)
             if found is None:
                 raise Unsupported("the model returned no .loss; give it labels, as batch['labels'] of a dict")
             return found
@@ -321,8 +327,10 @@ def named_metrics(given: Metrics) -> dict[str, Metric]:
             if not isinstance(name, str) or not name:
                 raise ValueError(f"Task: a metric's name must be a text, got {name!r}")
         return {name: m if isinstance(m, Metric) else Metric(m) for name, m in given.items()}
-    names = [given] if isinstance(given, str) else list(given)
+    names = [given] if isinstance(given, str) else list(given) if isinstance(given, Sequence) else [given]
     for name in names:
+        if not isinstance(name, str):
+            raise ValueError(f"Task: metrics must be a dict of names and functions, e.g. {{'f1': f}}, got {given!r}")
         check_choice("Task", "metrics", name, tuple(measures.NAMED))
     return {name: measures.NAMED[name]() for name in names}
 

@@ -47,7 +47,11 @@ def tree_items(tree: Tree, path: str = "batch") -> Iterator[tuple[str, Any]]:
 
 def leaves(tree: Tree) -> list[Any]:
     """All leaves, in their order."""
-    return [leaf for _, leaf in tree_items(tree)]
+    if isinstance(tree, tuple | list):
+        return [leaf for part in tree for leaf in leaves(part)]
+    if isinstance(tree, Mapping):
+        return [leaf for part in tree.values() for leaf in leaves(part)]
+    return [tree]
 
 
 def named_tensors(tree: Tree) -> list[tuple[str, Tensor]]:

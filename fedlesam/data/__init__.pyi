@@ -8,9 +8,14 @@ from fedlesam.data.catalogue import load as load
 from fedlesam.data.dataset import DataSet as DataSet
 from fedlesam.data.dataset import Domains as Domains
 from fedlesam.data.dataset import Images as Images
+from fedlesam.data.dataset import Owners as Owners
 from fedlesam.data.dataset import Shard as Shard
 from fedlesam.data.dataset import select as select
 from fedlesam.data.download import fetch as fetch
+from fedlesam.data.huggingface import NamedClients as NamedClients
+from fedlesam.data.huggingface import from_huggingface as from_huggingface
 from fedlesam.data.splits import load_split as load_split
 from fedlesam.data.splits import save_split as save_split
 from fedlesam.data.splits import split as split
+from fedlesam.data.words import count_words as count_words
+from fedlesam.data.words import encode as encode

@@ -8,6 +8,7 @@ import numpy as np
 
 from fedlesam.data._files import file_digest, files_digest, plain_bytes
 from fedlesam.data._load import from_listed, from_source, source_of
+from fedlesam.data._schemes import natural
 from fedlesam.data.catalogue import EMBEDDED, OFFICIAL, Official, is_domains, is_own, load, parse_domains
 from fedlesam.data.dataset import DataSet
 from fedlesam.data.formats import domains, find
@@ -57,7 +58,8 @@ class Check:
         """The findings as lines of text."""
         shape = " x ".join(map(str, self.data.shape))
         parts = self.data.domains
-        images = f"{len(self.data.train):,} training and {len(self.data.test):,} test images"
+        what = "images" if len(self.data.shape) == 3 else "samples"
+        images = f"{len(self.data.train):,} training and {len(self.data.test):,} test {what}"
         if parts is not None:
             images = f"{len(self.data.train):,} images of {len(parts.names)} domains"
         lines = [
@@ -68,6 +70,7 @@ class Check:
         lines += [f"file: {file.path} ({file.size:,} bytes{verdict[file.official]})" for file in self.files[:SHOWN]]
         lines += [f"and {len(self.files) - SHOWN:,} more files"] if len(self.files) > SHOWN else []
         lines += [f"fingerprint: {self.data.fingerprint}"]
+        lines += [*_vocabulary(self.data), *_clients(self.data)]
         if parts is not None:
             for number, name in enumerate(parts.names):
                 counts = np.bincount(self.data.train.y.numpy()[parts.of == number], minlength=len(self.data.classes))
@@ -75,8 +78,32 @@ class Check:
             return lines
         rows = list(zip(self.data.classes, self.train_counts, self.test_counts, strict=True))
         if len({row[1:] for row in rows}) == 1:
-            return [*lines, f"every class: {rows[0][1]:,} training, {rows[0][2]:,} test images"]
-        return lines + [f"class {name}: {train:,} training, {test:,} test images" for name, train, test in rows]
+            return [*lines, f"every class: {rows[0][1]:,} training, {rows[0][2]:,} test {what}"]
+        return lines + [
+            f"class {name if name.strip() else repr(name)}: {train:,} training, {test:,} test {what}"
+            for name, train, test in rows
+        ]
+
+
+def _vocabulary(data: DataSet) -> list[str]:
+    if not data.vocabulary:
+        return []
+    first = ", ".join(repr(token) for token in data.vocabulary[:SHOWN])
+    return [f"vocabulary: {len(data.vocabulary):,} tokens, {data.shape[0]} of a sample are read: {first}, ..."]
+
+
+def _clients(data: DataSet) -> list[str]:
+    if data.owners is None:
+        return []
+    split = natural(data.owners)
+    sizes = split.sizes
+    first = (
+        f"clients: {len(split):,}, {sizes.min():,} to {sizes.max():,} training samples, median {np.median(sizes):,.0f}"
+    )
+    if split.tests is None:
+        return [first, "the test samples are of others than the clients"]
+    own = np.array([*map(len, split.tests)])
+    return [first, f"test samples of a client: {own.min():,} to {own.max():,}, median {np.median(own):,.0f}"]
 
 
 def check(name: str, data_dir: Path | None = None) -> Check:

@@ -17,6 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 Pixels = npt.NDArray[np.uint8]
+Values = npt.NDArray[Any]
+"""Samples of any form: pixels, token numbers, numbers of a table."""
 Labels = npt.NDArray[np.int64]
 Part = tuple[Pixels, Labels]
 """The training or the test samples, or some of them."""
@@ -24,21 +26,36 @@ Part = tuple[Pixels, Labels]
 LIMIT = 2**30
 """Bytes of an unpacked archive; no known data set has more than a fifth of this."""
 MEMBERS = 10_000
+CLASSES = 1_000_000
+"""More than any data set has; a larger label is an identifier or damaged, and would fill the memory with names."""
 GZIP = b"\x1f\x8b"
 
 
 @dataclass(frozen=True)
 class Arrays:
-    """Raw samples of both parts: x is samples x channels x height x width, y the class numbers."""
+    """Raw samples of both parts: x is pictures (samples x channels x height x width), or rows; y the class numbers."""
 
-    train_x: Pixels
+    train_x: Values
     train_y: Labels
-    test_x: Pixels
+    test_x: Values
     test_y: Labels
     classes: tuple[str, ...]
+    train_owner: Labels | None = None
+    """The number of each sample's natural client."""
+    test_owner: Labels | None = None
+    """The same of test samples; -1 of nobody's."""
+    owners: tuple[str, ...] = ()
+    vocabulary: tuple[str, ...] = ()
+    """What the token numbers of x stand for."""
 
-    def named(self) -> dict[str, npt.NDArray[Any]]:
-        return {name: getattr(self, name) for name in ("train_x", "train_y", "test_x", "test_y")}
+    def named(self) -> dict[str, Values]:
+        names = ("train_x", "train_y", "test_x", "test_y", "train_owner", "test_owner")
+        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+
+    @property
+    def facts(self) -> dict[str, tuple[str, ...]]:
+        """The texts among the fields, where there are some beside the classes."""
+        return {name: getattr(self, name) for name in ("owners", "vocabulary") if getattr(self, name)}
 
 
 @dataclass(frozen=True)
@@ -133,6 +150,16 @@ def _check_member(path: Path, number: int, member: tarfile.TarInfo, limit: int) 
         reason = f"claims {member.size:,} bytes"
     if reason is not None:
         raise ValueError(f"{path}: member {member.name!r} {reason}; refused, get the official file")
+
+
+def numbered_classes(largest: int, where: str) -> tuple[str, ...]:
+    """The names "0", "1", ... of classes that have only numbers; a ValueError where a number can be no class."""
+    if not 0 <= largest < CLASSES:
+        raise ValueError(
+            f"{where}: the largest label is {largest}, and class numbers are from 0 to {CLASSES - 1:,}; number the "
+            "classes 0, 1, 2, ..."
+        )
+    return tuple(map(str, range(largest + 1)))
 
 
 def check_labels(y: Labels, classes: int, where: str) -> None:

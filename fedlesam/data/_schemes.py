@@ -3,13 +3,15 @@
 import hashlib
 import heapq
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-from fedlesam.data.dataset import Domains
+from fedlesam.core.hold_out import check_share, divide
+from fedlesam.data.dataset import DataSet, Domains, Owners, Shard
 
 Indices = NDArray[np.int64]
 Counts = NDArray[np.int64]
@@ -25,6 +27,8 @@ class Split:
         samples: The size of the training set.
         drawn: Clients x classes: the proportions that were drawn, where the scheme draws some.
         test: Training samples that form the test set instead, where the scheme leaves some out for it.
+        tests: For every client the numbers of its own test samples, none of one without; None where they are not known.
+        tests_in: Whether those are numbers in the test set, or in the training set, which they were taken from.
     """
 
     scheme: str
@@ -32,6 +36,8 @@ class Split:
     samples: int
     drawn: NDArray[np.float64] | None = field(default=None, compare=False)
     test: Indices | None = None
+    tests: list[Indices] | None = None
+    tests_in: Literal["test", "train"] = "test"
 
     def __len__(self) -> int:
         return len(self.clients)
@@ -53,6 +59,8 @@ class Split:
     def dropped(self) -> int:
         """How many training samples neither a client nor the test has."""
         used = self.clients if self.test is None else [*self.clients, self.test]
+        if self.tests is not None and self.tests_in == "train":
+            used = [*used, *self.tests]
         return self.samples - len(np.unique(np.concatenate(used)))
 
     def class_counts(self, labels: Indices, classes: int) -> Counts:
@@ -85,7 +93,53 @@ class Split:
         digest.update(np.concatenate(self.clients).astype("<i8").tobytes())
         if self.test is not None:
             digest.update(b"test" + self.test.astype("<i8").tobytes())
+        for own in self.tests or ():
+            digest.update((b"own" if self.tests_in == "test" else b"held") + own.astype("<i8").tobytes())
         return digest.hexdigest()
+
+    def hold_out(self, share: float, seed: int = 0) -> "Split":
+        """A share of every client's samples for its own test; it does not train on them.
+
+        Args:
+            share: Above 0 and below 1; rounded, at least one sample of a client that has two.
+            seed: Decides which.
+
+        Raises:
+            ValueError: Clients have test samples already, or samples stand with several clients.
+        """
+        check_share(share, "the share of test samples")
+        if self.tests is not None:
+            raise ValueError(f"split {self.scheme}: its clients have test samples of their own; leave the share out")
+        if self.repeats:
+            raise ValueError(
+                f"split {self.scheme}: {self.repeats} samples stand with more than one client, so that what one is "
+                "tested on another may train on; use a split without repeat"
+            )
+        train, tests = list[Indices](), list[Indices]()
+        for client, own in enumerate(self.clients):
+            kept, held = divide(len(own), share, seed, client)
+            train.append(own[kept.numpy()])
+            tests.append(own[held.numpy()])
+        return replace(self, clients=train, tests=tests, tests_in="train")
+
+    def shards(self, data: DataSet) -> list[Shard]:
+        """The training samples of every client.
+
+        Args:
+            data: The data set that it divides.
+        """
+        return [data.shard(torch.from_numpy(indices)) for indices in self.clients]
+
+    def test_shards(self, data: DataSet) -> list[Shard | None] | None:
+        """The test samples of every client, None of one without; None where no client has any.
+
+        Args:
+            data: The data set that it divides.
+        """
+        if self.tests is None:
+            return None
+        images = data.train if self.tests_in == "train" else data.test
+        return [Shard(data, images, torch.from_numpy(own)) if len(own) else None for own in self.tests]
 
 
 def equal_size(samples: int, clients: int) -> int:
@@ -175,6 +229,17 @@ def by_owner(owners: Sequence[object], scheme: str) -> Split:
     names, owner = np.unique(np.asarray(owners), return_inverse=True)
     order = np.argsort(owner, kind="stable")
     return Split(scheme, np.split(order, np.cumsum(np.bincount(owner, minlength=len(names)))[:-1]), len(owner))
+
+
+def natural(owners: Owners) -> Split:
+    """The data set's own clients, those with a training sample, in its order."""
+    split = by_owner(owners.of, "natural")  # type: ignore[arg-type]
+    if owners.test is None:
+        return split
+    order = np.argsort(owners.test, kind="stable")
+    ends = np.searchsorted(owners.test[order], np.unique(owners.of), side="right")
+    starts = np.searchsorted(owners.test[order], np.unique(owners.of), side="left")
+    return replace(split, tests=[order[start:end] for start, end in zip(starts, ends, strict=True)])
 
 
 def leave_out(domains: Domains, target: int, rng: np.random.Generator, *, per_domain: int = 1) -> Split:

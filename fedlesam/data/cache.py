@@ -49,7 +49,7 @@ class Prepared:
 
     arrays: Arrays
     mean: tuple[float, ...]
-    """Per channel over the training images, of x / 255."""
+    """Per channel over the training images, of x / 255; of what is no picture there are none."""
     std: tuple[float, ...]
     fingerprint: str
     """Of the samples and the classes, whatever form they were stored in."""
@@ -58,7 +58,8 @@ class Prepared:
 
     @classmethod
     def of(cls, arrays: Decoded, facts: Facts, cached: bool) -> Self:
-        made = Arrays(**arrays, classes=tuple(facts["classes"]))
+        texts = {name: tuple(facts.get(name, ())) for name in ("classes", "owners", "vocabulary")}
+        made = Arrays(**arrays, **texts)  # type: ignore[arg-type]
         return cls(made, tuple(facts["mean"]), tuple(facts["std"]), facts["fingerprint"], cached)
 
 
@@ -91,8 +92,9 @@ def prepare(source: Source) -> Prepared:
         return Prepared.of(*found, cached=True)
     decoded = source.decode()
     check_unchanged(source.root, source.files, digest)
-    mean, std = statistics(decoded.train_x)
-    facts = {"mean": mean, "std": std, "fingerprint": fingerprint(decoded), "classes": decoded.classes}
+    mean, std = statistics(decoded.train_x) if decoded.train_x.dtype == np.uint8 else ((), ())
+    known = {"classes": decoded.classes, **decoded.facts}
+    facts = {"mean": mean, "std": std, "fingerprint": fingerprint(decoded), **known}
     arrays = decoded.named()
     try:
         with room(folder, sum(array.nbytes for array in arrays.values())) as beside:
@@ -116,7 +118,7 @@ def fingerprint(arrays: Arrays) -> str:
     Args:
         arrays: A data set.
     """
-    total = hashlib.sha256(json.dumps(arrays.classes).encode())
+    total = hashlib.sha256(json.dumps([arrays.classes, arrays.facts] if arrays.facts else arrays.classes).encode())
     for name, array in arrays.named().items():
         total.update(f"{name}{array.dtype.str}{array.shape}".encode())
         total.update(np.ascontiguousarray(array).data.cast("B"))

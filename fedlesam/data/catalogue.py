@@ -1,6 +1,7 @@
 """Data sets by name. The facts are in `catalogue.toml`; torch and the readers are imported with the first data set."""
 
 import tomllib
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -53,6 +54,25 @@ class DomainSet:
     """Whether DOMAIN_train.txt and DOMAIN_test.txt name its images."""
 
 
+@dataclass(frozen=True)
+class FileSet:
+    """A data set that is read from a user's files: texts, or samples with natural clients."""
+
+    name: str
+    summary: str
+    reader: str
+    """The module of `formats` that reads it."""
+    files: str
+    """What is looked for, for people."""
+    folders: tuple[str, ...] = ()
+    """Where, below the data folder; of a path that the user names, nowhere."""
+    options: dict[str, int] = field(default_factory=dict)
+    """Whole numbers that may follow the name, with their defaults."""
+    classes: tuple[str, ...] = ()
+    client: str = ""
+    """The column that names the client."""
+
+
 _FACTS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
 
 
@@ -62,6 +82,9 @@ def _fields(facts: dict[str, Any]) -> dict[str, Any]:
 
 OFFICIAL = {name: Official(name, **_fields(facts)) for name, facts in _FACTS["official"].items()}
 DOMAIN_SETS = {name: DomainSet(name, **_fields(facts)) for name, facts in _FACTS["domains"].items()}
+FILE_SETS = {name: FileSet(name, **_fields(facts)) for name, facts in _FACTS["files"].items()}
+PATHS = {name: FileSet(name, **_fields(facts)) for name, facts in _FACTS["paths"].items()}
+"""The same, in a folder that the user names: `leaf:PATH`, `texts:PATH`."""
 
 EMBEDDED = {"digits": "1,797 handwritten digits, 8 x 8; embedded, no download"}
 
@@ -69,6 +92,8 @@ NAMES: dict[str, str] = (
     EMBEDDED
     | {name: known.summary for name, known in OFFICIAL.items()}
     | {name: known.summary for name, known in DOMAIN_SETS.items()}
+    | {name: known.summary for name, known in FILE_SETS.items()}
+    | {f"{name}:PATH": known.summary for name, known in PATHS.items()}
     | _FACTS["patterns"]
 )
 """The names and patterns that `load` and `--data` take, with a line on each."""
@@ -82,6 +107,12 @@ OPTIONS = {
     "lists": "domainnet: all [all], or official: train on the train lists, test on the left-out domain's test list",
 }
 """What can follow the name of a data set with domains."""
+
+MOST = 1_000_000
+"""Of such an option."""
+
+FILE_OPTIONS: dict[str, str] = _FACTS["options"]
+"""What can follow the name of a data set of `FILE_SETS` and `PATHS`."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +128,22 @@ class Request:
     official_lists: bool = False
 
 
+@dataclass(frozen=True)
+class FileRequest:
+    """A data set in files as the user named it, e.g. `shakespeare:stride=1` or `texts:PATH,length=64`."""
+
+    name: str
+    known: FileSet
+    path: Path | None
+    """None for one that is searched in the data folder."""
+    options: dict[str, int]
+
+    @property
+    def kind(self) -> str:
+        """Of what is decoded: the data set and its options."""
+        return f"{self.known.name}{sorted(self.options.items())}"
+
+
 def load(name: str, data_dir: Path | str | None = None) -> "DataSet":
     """Load a data set by name. It is decoded once; later loads map the decoded arrays from the cache.
 
@@ -110,7 +157,7 @@ def load(name: str, data_dir: Path | str | None = None) -> "DataSet":
     Raises:
         ValueError: The name is not known, or the files are missing or damaged; the message names the remedy.
     """
-    from fedlesam.data import _load
+    from fedlesam.data import _load, _own
 
     folder = Path(data_dir) if data_dir is not None else None
     if name in EMBEDDED:
@@ -121,8 +168,10 @@ def load(name: str, data_dir: Path | str | None = None) -> "DataSet":
         return features.read(Path(name.removeprefix("features:")).expanduser())
     if is_domains(name):
         return _load.load_domains(name, folder)
+    if is_files(name):
+        return _load.from_source(name, _load.source_of(name, folder))
     if is_own(name):
-        return _load.load_own(name)
+        return _own.load_own(name)
     return _load.from_source(name, _load.source_of(name, folder))
 
 
@@ -161,7 +210,52 @@ def is_own(name: str) -> bool:
     Args:
         name: As for `load`.
     """
-    return ":" in name and not name.startswith(("folder:", "features:")) and not is_domains(name)
+    return ":" in name and not name.startswith(("folder:", "features:")) and not (is_domains(name) or is_files(name))
+
+
+def is_files(name: str) -> bool:
+    """Whether a name stands for a data set of `FILE_SETS`, or for a folder of `PATHS`.
+
+    Args:
+        name: As for `load`.
+    """
+    first, colon, _ = name.partition(":")
+    return first in FILE_SETS or (first in PATHS and bool(colon))
+
+
+def parse_files(name: str) -> FileRequest:
+    """Parse the name of a data set in files and its options.
+
+    Args:
+        name: `NAME[:OPTION=VALUE,...]` or `leaf:PATH[,OPTION=VALUE,...]`; a path may hold commas.
+
+    Raises:
+        ValueError: An option or its value is not known.
+    """
+    first, _, rest = name.partition(":")
+    known = FILE_SETS.get(first) or PATHS[first]
+    path, options = _path_and_options(rest, FILE_OPTIONS)
+    unfit = [key for key in options if key not in known.options]
+    if (first in FILE_SETS and path) or unfit:
+        wrong = unfit[0] if unfit else path.partition("=")[0]
+        takes = ", ".join(known.options) or "none"
+        raise ValueError(f"data {name}: unknown option {wrong!r}; {first} takes {takes}")
+    if first in PATHS and not path:
+        raise ValueError(f"data {name}: expected {first}:PATH, a folder with {known.files}")
+    for key, value in options.items():
+        if not (value.isdecimal() and len(value) < 8 and 1 <= int(value) <= MOST):
+            raise ValueError(f"data {name}: {key} must be a whole number from 1 to {MOST:,}, got {value!r}")
+    numbers = {**known.options, **{key: int(value) for key, value in options.items()}}
+    return FileRequest(name, known, Path(path).expanduser() if first in PATHS else None, numbers)
+
+
+def _path_and_options(text: str, known: Iterable[str]) -> tuple[str, dict[str, str]]:
+    """`PATH,key=value,...`: a path may hold commas, so that options are read from the end."""
+    items = [item for item in text.split(",") if item]
+    count = len(items)
+    while count and items[count - 1].partition("=")[0] in known and "=" in items[count - 1]:
+        count -= 1
+    return ",".join(items[:count]), dict(item.split("=", 1) for item in items[count:])
 
 
 def fetch_hint(name: str, folder: object) -> str:
@@ -179,11 +273,7 @@ def parse_domains(name: str) -> Request:
         ValueError: An option or its value is not known.
     """
     first, _, rest = name.partition(":")
-    items = [item for item in rest.split(",") if item]
-    count = len(items)
-    while count and items[count - 1].partition("=")[0] in OPTIONS and "=" in items[count - 1]:
-        count -= 1
-    path, options = ",".join(items[:count]), dict(item.split("=", 1) for item in items[count:])
+    path, options = _path_and_options(rest, OPTIONS)
     known = DOMAIN_SETS.get(first)
     if known is not None and path:
         raise unknown(f"option of the data {first}:", path.partition("=")[0], OPTIONS)

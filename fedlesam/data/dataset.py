@@ -1,6 +1,7 @@
 """A data set in memory: raw images and labels, turned into model inputs when a client or the evaluation asks."""
 
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -8,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fedlesam.core.batches import Augment, Batch
+from fedlesam.core.tree import leaves, tree_map
 from fedlesam.data._files import Labels
 
 STREAMED = 2**26
@@ -21,13 +23,21 @@ class Images:
     Attributes:
         x: samples x channels x height x width, uint8 or float32; of a user's own data of any shape and dtype.
         y: int64 class numbers; a user's own data may have any targets.
+        whole: Of a user's own samples that are no pair: all of their tensors, as a dict or nested tuple. Then x is
+            the first of them, and y the targets, or zeros where only the task knows them.
     """
 
     x: Tensor
     y: Tensor
+    whole: Any = field(default=None, compare=False)
 
     def __len__(self) -> int:
         return len(self.y)
+
+    @property
+    def samples(self) -> Batch:
+        """All of them, as they are stored: (x, y), or `whole`."""
+        return (self.x, self.y) if self.whole is None else self.whole
 
 
 @dataclass(frozen=True)
@@ -46,8 +56,23 @@ class Domains:
 
 
 @dataclass(frozen=True)
+class Owners:
+    """Whose each sample is: the natural clients.
+
+    Attributes:
+        names: One name per client: a speaking role, a writer.
+        of: The number of each training sample's client.
+        test: The number of each test sample's client, -1 of nobody's; None where all are of others.
+    """
+
+    names: tuple[str, ...]
+    of: Labels
+    test: Labels | None = None
+
+
+@dataclass(frozen=True)
 class DataSet:
-    """A data set; of images with class numbers, unless it is a user's own.
+    """A data set; of images with class numbers, of texts, or a user's own.
 
     Attributes:
         name: As a user types it.
@@ -60,6 +85,8 @@ class DataSet:
         augment: For training only, on normalised batches; the protocol of the paper where it has one.
         fingerprint: Data sets with the same one hold the same samples in the same order, however they are stored.
         domains: The domain of every training image; a split leaves one domain out for the test.
+        owners: The natural clients, where the data set has some: `--split natural`.
+        vocabulary: The words or characters that the token numbers of a text stand for.
     """
 
     name: str
@@ -72,6 +99,15 @@ class DataSet:
     augment: Augment | None = field(default=None, compare=False)
     fingerprint: str = ""
     domains: Domains | None = field(default=None, compare=False)
+    owners: Owners | None = field(default=None, compare=False)
+    vocabulary: tuple[str, ...] = ()
+
+    @property
+    def tokens(self) -> int:
+        """How many token numbers there are; 0 where the samples are pictures or numbers."""
+        if self.vocabulary or self.train.x.dtype not in (torch.int32, torch.int64):
+            return len(self.vocabulary)
+        return int(max(part.x.max() for part in (self.train, self.test) if len(part))) + 1
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -80,7 +116,7 @@ class DataSet:
 
     @property
     def outputs(self) -> int:
-        """What a model has to say of a sample, or of each position of it: a score for each class, or numbers."""
+        """How many numbers a model returns for a sample, or for each position of it."""
         y = self.train.y
         if self.classes or not y.is_floating_point():
             return len(self.classes) or int(max(part.y.max() for part in (self.train, self.test) if len(part))) + 1
@@ -114,9 +150,13 @@ class DataSet:
         """
         return Shard(self, self.train, indices)
 
-    def test_shard(self) -> "Shard":
-        """All test samples."""
-        return Shard(self, self.test, torch.arange(len(self.test)))
+    def test_shard(self, indices: Tensor | None = None) -> "Shard":
+        """Test samples.
+
+        Args:
+            indices: Their numbers in the test set; None takes all.
+        """
+        return Shard(self, self.test, torch.arange(len(self.test)) if indices is None else indices)
 
 
 @dataclass(frozen=True)
@@ -143,7 +183,9 @@ class Shard:
     @property
     def streams(self) -> bool:
         """Whether it is too large to be held as a whole."""
-        return len(self) * self.images.x[0].numel() > STREAMED
+        whole = self.images.whole
+        values: int = self.images.x[0].numel() if whole is None else sum(leaf[0].numel() for leaf in leaves(whole))
+        return len(self) * values > STREAMED
 
     def batch(self, chosen: Tensor | slice) -> Batch:
         """Some of its samples, the same bits as `tensors` has there.
@@ -152,10 +194,12 @@ class Shard:
             chosen: Their places in the shard.
         """
         indices = self.indices[chosen]
+        if self.images.whole is not None:
+            return tree_map(lambda tensor: tensor[indices], self.images.whole)
         return self.data.normalise(self.images.x[indices]), self.images.y[indices]
 
     def tensors(self) -> Batch:
-        """All of its samples as (x, y)."""
+        """All of its samples as (x, y), or in the form of a user's own."""
         return self.batch(slice(None))
 
 
@@ -197,8 +241,12 @@ def select(data: DataSet, samples: int | None, held_out: int | float | None) -> 
         raise ValueError(f"data {data.name}: {asked}, it has {there}; give fewer --samples")
     chosen = _order(data.labels)
     name = f"{data.fingerprint} {wanted} of {total}{f', {held} held out' if held else ''}"
-    test = data.test if held_out is None else _part(data.train, chosen[total - held :])
-    return replace(data, train=_part(data.train, chosen[:wanted]), test=test, fingerprint=name)
+    kept, aside = np.sort(chosen[:wanted]), np.sort(chosen[total - held :])
+    owners = data.owners
+    if owners is not None:
+        owners = Owners(owners.names, owners.of[kept], owners.test if held_out is None else owners.of[aside])
+    test = data.test if held_out is None else _part(data.train, aside)
+    return replace(data, train=_part(data.train, kept), test=test, fingerprint=name, owners=owners)
 
 
 def _count(held_out: int | float, total: int) -> int:
@@ -210,5 +258,5 @@ def _count(held_out: int | float, total: int) -> int:
 
 
 def _part(images: Images, chosen: Labels) -> Images:
-    where = torch.from_numpy(np.sort(chosen))
-    return Images(images.x[where], images.y[where])
+    where = torch.from_numpy(chosen)
+    return Images(images.x[where], images.y[where], tree_map(lambda tensor: tensor[where], images.whole))

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from fedlesam.core.names import unknown
-from fedlesam.data.catalogue import DEFAULT_DIR, DOMAIN_SETS, EMBEDDED, OFFICIAL, Official
+from fedlesam.data.catalogue import DEFAULT_DIR, DOMAIN_SETS, EMBEDDED, FILE_SETS, OFFICIAL, Official
 
 Progress = Callable[[str, int, int | None], None]
 """Called with the file's name, the bytes so far, and their number in all where the server tells it."""
@@ -93,7 +93,7 @@ def target_folder(known: Official, data_dir: Path | None) -> Path:
 def _known(name: str) -> Official:
     if name in EMBEDDED:
         raise ValueError(f"{name}: is embedded, there is nothing to fetch")
-    if name.partition(":")[0] in DOMAIN_SETS:
+    if name.partition(":")[0] in DOMAIN_SETS.keys() | FILE_SETS.keys():
         raise ValueError(f"{name}: is not downloaded; get it from its publishers and name its folder with --data-dir")
     if ":" in name:
         raise ValueError(f"{name}: is your own data, there is nothing to fetch; known are {', '.join(OFFICIAL)}")

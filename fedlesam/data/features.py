@@ -1,6 +1,6 @@
 """Frozen features as data: a pretrained network without its head sees every image once, and federations train heads.
 
-What the network computed is kept in the cache in blocks, so that an interrupted call goes on where it stopped, and
+What the network computed is kept in the cache in blocks, so that an interrupted call resumes where it stopped, and
 another number of components takes seconds. The result is a file for `--data features:FILE`.
 """
 

@@ -1,6 +1,7 @@
 """Divide training samples over clients by the text a user types, e.g. `dirichlet:0.1,repeat`; splits as files."""
 
 import csv
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ MISSING = ("", "nan", "nat", "<na>", "inf", "-inf")
 """Client ids that are none: how numpy and pandas write that a value is missing."""
 
 
+NATURAL = ("shakespeare", "mnist-writers", "femnist", "leaf:PATH", "texts:PATH with a client a line")
 BY_CLASS = ("dirichlet", "dirichlet-by-class", "pathological")
 """Schemes that divide samples by their class."""
 
@@ -30,8 +32,8 @@ def split(spec: str, labels: Any, clients: int | None = None, seed: int = 0) -> 
     Args:
         spec: The scheme, one of `SCHEMES`.
         labels: The class number of every training sample: a tensor, an array or a list; or a DataSet, which the
-            schemes `leave-out` and `file` need.
-        clients: The number of clients; None for schemes that have their own (pooled, leave-out, by, file).
+            schemes `leave-out`, `natural` and `file` need.
+        clients: The number of clients; None for schemes that have their own (pooled, leave-out, natural, by, file).
         seed: The same seed gives the same split on any machine.
 
     Returns:
@@ -70,9 +72,11 @@ def make_split(spec: str, data: DataSet, clients: int | None, seed: int) -> Spli
 def _make(spec: str, labels: Indices, data: DataSet | None, clients: int | None, seed: int) -> Split:
     name, _, argument = spec.partition(":")
     rng = np.random.default_rng(seeds.derive(seed, "split"))
-    if name in ("leave-out", "file", "by"):
+    if name in ("leave-out", "file", "by") or spec == "natural":
         if name == "by":
             made = _by_file(Path(argument), len(labels))
+        elif spec == "natural":
+            made = _natural(data)
         elif data is None:
             raise ValueError(f"split {spec}: needs the data set, not only its labels")
         else:
@@ -96,6 +100,16 @@ def _make(spec: str, labels: Indices, data: DataSet | None, clients: int | None,
     if is_path(spec):
         return _schemes.from_callable(labels, wanted, seed, imported("split", spec), spec)
     raise unknown("split", spec, SCHEMES)
+
+
+def _natural(data: DataSet | None) -> Split:
+    if data is None or data.owners is None:
+        whose = "labels alone have no clients" if data is None else f"{data.name} has no clients of its own"
+        raise ValueError(
+            f"split natural: {whose}; data sets that have some are "
+            f"{', '.join(NATURAL)}; name those of others with by:FILE"
+        )
+    return _schemes.natural(data.owners)
 
 
 def _leave_out(spec: str, argument: str, data: DataSet, rng: np.random.Generator) -> Split:
@@ -162,6 +176,9 @@ def save_split(split: Split, data: DataSet, path: Path) -> None:
     counts = split.class_counts(data.labels, max(1, len(data.classes)))
     arrays = {"sizes": split.sizes, "indices": np.concatenate(split.clients), "class_counts": counts}
     arrays |= {} if split.test is None else {"test": split.test}
+    if split.tests is not None:
+        metadata["tests_in"] = split.tests_in
+        arrays |= {"test_sizes": np.array([*map(len, split.tests)]), "test_indices": np.concatenate(split.tests)}
     state.save(path, {name: torch.from_numpy(array.astype(np.int64)) for name, array in arrays.items()}, split=metadata)
 
 
@@ -193,6 +210,19 @@ def load_split(path: Path, data: DataSet) -> Split:
     if sizes.min() < 1 or named.min() < 0 or named.max() >= len(data.train):
         raise ValueError(f"{where}: names samples outside 0 to {len(data.train) - 1} or an empty client")
     split = Split(f"file:{path}", np.split(indices, np.cumsum(sizes)[:-1]), len(data.train), test=test)
+    if "test_sizes" in found:
+        split = _with_tests(split, found, metadata.get("tests_in", "test"), data)
     if split.hash != metadata.get("hash"):
         raise ValueError(f"{where}: is damaged, its checksum does not match; make it again with `fedlesam split`")
     return split
+
+
+def _with_tests(split: Split, found: dict[str, Any], tests_in: Any, data: DataSet) -> Split:
+    """With the clients' own test samples, as a file has them."""
+    sizes, indices = found["test_sizes"], found.get("test_indices")
+    if tests_in not in ("train", "test") or indices is None or sizes.shape != (len(split),) or (sizes < 0).any():
+        raise ValueError(f"split {split.scheme}: is damaged in its clients' test samples; make it again")
+    size = len(data.train if tests_in == "train" else data.test)
+    if sizes.sum() != len(indices) or not np.isin(indices, np.arange(size)).all():
+        raise ValueError(f"split {split.scheme}: its clients' test samples are not those of {data.name}")
+    return replace(split, tests=np.split(indices, np.cumsum(sizes)[:-1]), tests_in=tests_in)

@@ -1,7 +1,10 @@
-"""The batches of many clients, a row each: one gather a step where their samples are tensors."""
+"""The batches of many clients, a row each: one gather for many steps where their samples are tensors."""
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +22,10 @@ IGNORED = -100
 """The class number that `F.cross_entropy` leaves out of its mean: it fills the last batch of an epoch up."""
 
 
+BLOCK = 1 << 20
+"""Entries of samples that are gathered at a time."""
+
+
 @dataclass
 class Member:
     """A client of a stack."""
@@ -28,22 +35,34 @@ class Member:
     size: int
     steps: int
     """Its local steps of the round."""
-    rng: torch.Generator
-    """Draws the order of its samples, and the augmentation."""
+    seed: int
+    """Of its run."""
+    round: int
     mask: int = 0
     """Its seed of the round, for rules and samples that draw."""
 
+    @property
+    def place(self) -> tuple[int, int, int]:
+        """What the order of its samples derives from."""
+        return self.seed, self.round, self.client
 
-def order_of(size: int, batch_size: int, steps: int, rng: torch.Generator) -> Tensor:
-    """The places of the samples of each batch, a row per step, as `batch_indices` has them; -1 fills up."""
-    per_epoch = steps_per_epoch(size, batch_size, join_last=False)
-    epochs = range(-(-steps // per_epoch))
-    orders = torch.stack(
-        [torch.arange(size) if per_epoch == 1 else torch.randperm(size, generator=rng) for _ in epochs]
-    )
+    @cached_property
+    def rng(self) -> torch.Generator:
+        """Draws the order of its samples, and the augmentation, where that is done client by client."""
+        return seeds.generator(self.seed, "batches", self.round, self.client)
+
+
+def orders_of(drawn: Sequence[int], size: int, batch_size: int, steps: int) -> Tensor:
+    """The places of the samples of each batch as `batch_indices` has them: (seeds, steps, samples); -1 fills up."""
+    per_epoch, rng = steps_per_epoch(size, batch_size, join_last=False), torch.Generator()
+    epochs = -(-steps // per_epoch)
+    orders = torch.arange(size).expand(len(drawn) * epochs, size)
+    if per_epoch > 1:
+        each = (rng.manual_seed(seed) for seed in drawn)
+        orders = torch.stack([torch.randperm(size, generator=own) for own in each for _ in range(epochs)])
     if missing := per_epoch * batch_size - size:
         orders = F.pad(orders, (0, missing), value=-1)
-    return orders.view(-1, batch_size)[:steps]
+    return orders.reshape(len(drawn), -1, batch_size)[:, :steps]
 
 
 def can_fill_up(task: Task, algorithm: Algorithm, data: Batches) -> bool:
@@ -60,7 +79,7 @@ def can_fill_up(task: Task, algorithm: Algorithm, data: Batches) -> bool:
 
 
 class Gathered:
-    """Batches of clients whose samples are tensors of one shape.
+    """Batches of clients whose samples are tensors of one shape, gathered for many steps at once.
 
     Args:
         members: the clients, those with more steps first.
@@ -71,33 +90,41 @@ class Gathered:
 
     def __init__(self, members: Sequence[Member], batch_size: int, width: int, fill: bool) -> None:
         self.samples = join(torch.cat, [member.data.tensors for member in members])
-        device = leaves(self.samples)[0].device
-        orders = [order_of(m.size, batch_size, m.steps, m.rng) for m in members]
-        self.places = torch.full((len(orders[0]), width, batch_size), -1)
-        start = 0
-        for row, (order, member) in enumerate(zip(orders, members, strict=True)):
-            self.places[: len(order), row] = torch.where(order < 0, -1, order + start)
-            start += member.size
-        self.missing = self.places < 0
-        self.places = self.places.clamp_(min=0).to(device)
-        self.counts: list[int] | None = None
-        if fill:
-            self.missing = self.missing.to(device)
-        else:
-            self.counts = (batch_size - self.missing[:, 0].sum(1)).tolist()
-        self.holes = bool(self.missing.any())
+        held = leaves(self.samples)
+        starts = torch.tensor([0, *accumulate(member.size for member in members)])
+        drawn = seeds.derive_each("batches", [member.place for member in members])
+        places = torch.full((members[0].steps, width, batch_size), -1)
+        alike: dict[tuple[int, int], list[int]] = defaultdict(list)
+        for row, member in enumerate(members):
+            alike[member.size, member.steps].append(row)
+        for (size, steps), rows in alike.items():
+            orders = orders_of([drawn[row] for row in rows], size, batch_size, steps)
+            orders = torch.where(orders < 0, -1, orders + starts[rows, None, None])
+            places[:steps, rows] = orders.transpose(0, 1)
+        missing = places < 0
+        self.counts = None if fill else (batch_size - missing[:, 0].sum(1)).tolist()
+        self.missing = missing.to(held[0].device) if fill and bool(missing.any()) else None
+        self.places = places.clamp_(min=0).to(held[0].device)
+        largest = max(tensor[0].numel() for tensor in held)
+        self.block = max(1, BLOCK // (width * batch_size * largest))
+        self.held: tuple[int, Batch] = -1, None
 
     def __call__(self, step: int, rows: int) -> Batch:
         """The batches of the first rows at a step."""
-        chosen = self.places[step, :rows]
-        if self.counts is not None:
-            chosen = chosen[:, : self.counts[step]]
+        block, place = divmod(step, self.block)
+        if self.held[0] != block:
+            self.held = block, self._gathered(slice(block * self.block, (block + 1) * self.block))
+        count = None if self.counts is None else self.counts[step]
+        return tree_map(lambda t: t[place, :rows, :count].contiguous(), self.held[1])
+
+    def _gathered(self, steps: slice) -> Batch:
+        chosen = self.places[steps]
         flat = chosen.reshape(-1)
         batch = tree_map(lambda t: t.index_select(0, flat).view(*chosen.shape, *t.shape[1:]), self.samples)
-        if self.counts is None and self.holes:
-            hole, (x, y) = self.missing[step, :rows], batch
-            return x, y.masked_fill(hole.view(*hole.shape, *[1] * (y.ndim - 2)), IGNORED)
-        return batch
+        if self.missing is None:
+            return batch
+        hole, (x, y) = self.missing[steps], batch
+        return x, y.masked_fill(hole.view(*hole.shape, *[1] * (y.ndim - 3)), IGNORED)
 
 
 class Fetched:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import torch._inductor
 from torch import Tensor
 from torch.func import grad_and_value, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -23,7 +24,7 @@ log = logging.getLogger("fedlesam")
 CONSTANT = ("bias", "e", "gain", "pull", "steps")
 """Rows that a step leaves as they are."""
 
-Program = Callable[..., tuple[Tensor, Tree]]
+Program = Callable[..., Sequence[Tensor]]
 
 
 class NotStackable(ValueError):
@@ -81,34 +82,39 @@ class MappedStep:
 
     def _compiled(self, rows: Rows, given: tuple[Any, ...]) -> Tensor:
         shared, own = rows.in_steps, {n: t for n, t in rows.own.items() if n not in rows.scratch}
-        tensors = (*leaves(shared), *leaves(own), *tree.leaves(given))
-        key = (rows.fixed, [(t.shape, t.dtype, t.device) for t in tensors])
+        tensors = [*leaves(shared), *leaves(own), *tree.leaves(given)]
+        key = (rows.fixed, [(t.shape, t.stride(), t.dtype, t.device) for t in tensors])
         program = next((program for known, program in self._programs if known == key), None)
-        if program is None:
-            program = self._trace(rows, shared, own, given, tensors)
-            self._programs.append((key, program))
         try:
-            losses, changed = program(*tensors)
+            if program is None:
+                program = self._trace(rows, shared, own, given, tensors)
+                self._programs.append((key, program))
+            losses, *changed = program(*tensors)
         except Exception as error:
             if not type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
                 raise
             log.warning("the step cannot be compiled here, it runs uncompiled: %s", str(error).splitlines()[0])
             self.compile = False
             return self._step(rows, rows.in_steps, rows.own, *given)
-        rows.own.update(changed)
+        left = iter(changed)
+        rows.own.update(map_tree(_changed(rows, own), lambda _: next(left)))
         return losses
 
     def _trace(self, rows: Rows, shared: Tree, own: Tree, given: tuple[Any, ...], tensors: Sequence[Tensor]) -> Program:
-        """The step as a pure function of tensors, which returns the rows that it changed."""
+        """The step as a pure function of tensors, which returns the losses and the rows that it changed.
 
-        def pure(*tensors: Tensor) -> tuple[Tensor, Tree]:
+        It goes to the compiler's back end as it is: nothing is left for dynamo, whose checks at every call take longer
+        than the step of few clients, and which gives up after eight programs.
+        """
+
+        def pure(*tensors: Tensor) -> tuple[Tensor, ...]:
             left = iter(tensors)
             theirs, mine = map_tree(shared, lambda _: next(left)), map_tree(own, lambda _: next(left).clone())
             mine |= {name: mine["u"].clone() for name in rows.scratch}
             losses = self._step(rows, theirs, mine, *tree.tree_map(lambda _: next(left), given))
-            return losses, {name: value for name, value in mine.items() if name not in (*CONSTANT, *rows.scratch)}
+            return losses, *leaves(_changed(rows, mine))
 
-        traced: Program = torch.compile(make_fx(pure)(*tensors).forward, dynamic=False)
+        traced: Program = torch._inductor.compile(make_fx(pure)(*tensors), list(tensors))
         return traced
 
     def _step(
@@ -144,6 +150,11 @@ class MappedStep:
             return found.loss, found.loss
         taught = logits(self.model.step_at(lesson.teacher, self.task, batch)).detach()
         return lesson.objective(found, taught), found.loss
+
+
+def _changed(rows: Rows, own: Tree) -> Tree:
+    """The rows that a step changes and that are not scratch."""
+    return {name: value for name, value in own.items() if name not in (*CONSTANT, *rows.scratch)}
 
 
 def _moved(given: tuple[Any, ...], order: Tensor) -> tuple[Any, ...]:

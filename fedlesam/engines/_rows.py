@@ -7,6 +7,7 @@ rule may ask for a name; the rows of the steps (`_mapped.py`) hold all of them.
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -55,6 +56,7 @@ class Answer(NamedTuple):
     memory: Memory
     perturbation: dict[str, Tensor]
     correction: dict[str, Tensor]
+    finite: bool
 
 
 @dataclass
@@ -106,13 +108,13 @@ class Rows:
         )
         return Rows(self.runs, self.memories, self.fixed, shared, own, [])
 
-    @property
+    @cached_property
     def scratch(self) -> tuple[str, ...]:
         """Rows that a step overwrites before it reads them."""
         rule = self.fixed.algorithm.perturbation
         return ("g", *(["ascent"] if rule.gradient in ("none", "current") else []), *self.own.keys() & {"first"})
 
-    @property
+    @cached_property
     def in_steps(self) -> Tree:
         """What a step uses of `shared`."""
         rule = self.fixed.algorithm.perturbation
@@ -320,11 +322,12 @@ def finish_rows(rows: Rows, steps: Sequence[int]) -> list[Answer]:
         own = own if own["client_state"] else {**own, "client_state": group.state}
         taken = [steps[i] for i in group.rows]
         found, links = _finished(rows, own, group, taken)
+        finite = found["update"].sum(1).isfinite().tolist()  # as good as each entry, and a fortieth of the time
+        each = {name: matrix.unbind() for name, matrix in found.items()}
         for row, i in enumerate(group.places):
-            one = {name: found[source][row] for name, source in links.items() if source in found}
-            one |= {name: _source(source, rows, i) for name, source in links.items() if source not in found}
+            one = {n: each[s][row] if s in each else _source(s, rows, i) for n, s in links.items()}
             run = rows.runs[i]
-            answers[i] = _answer(one, steps[i], run.algorithm.mean_lr(run.lr, steps[i]))
+            answers[i] = _answer(one, steps[i], run.algorithm.mean_lr(run.lr, steps[i]), finite[row])
     return [answer for answer in answers if answer is not None]
 
 
@@ -361,12 +364,11 @@ def _source(name: str, rows: Rows, i: int) -> Tensor:
     return rows.memories[i].flatten()[name]
 
 
-def _answer(vectors: Mapping[str, Tensor], steps: int, lr: float) -> Answer:
+def _answer(vectors: Mapping[str, Tensor], steps: int, lr: float, finite: bool) -> Answer:
     slots = unflatten({name: t for name, t in vectors.items() if name != "update"}, "e_kept", "c_kept", "e", "c")
     kept = {slot: {n: t if t._base is None else t.clone() for n, t in slots[slot].items()} for slot in slots}
-    return Answer(
-        LocalResult(vectors["update"], steps, lr), Memory(kept["e_kept"], kept["c_kept"]), slots["e"], slots["c"]
-    )
+    result, memory = LocalResult(vectors["update"], steps, lr), Memory(kept["e_kept"], kept["c_kept"])
+    return Answer(result, memory, slots["e"], slots["c"], finite)
 
 
 def map_tree(tree: Mapping[str, Any], change: Callable[[Tensor], Tensor]) -> Tree:

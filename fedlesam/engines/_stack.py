@@ -15,7 +15,6 @@ from fedlesam.core.messages import ClientResult, Memory
 from fedlesam.core.slots import Algorithm
 from fedlesam.core.state import flatten
 from fedlesam.core.task import Task
-from fedlesam.core.vectors import rows_of
 from fedlesam.engines._feed import Fetched, Gathered, Member, can_fill_up, draw_noise
 from fedlesam.engines._mapped import MappedStep, NotStackable
 from fedlesam.engines._rows import Rows, Run, Tree, begin_rows, finish_rows, map_tree
@@ -122,11 +121,10 @@ def _check_buffers(model: FlatModel, run: Run, held: dict[str, Tensor]) -> None:
 def _results(entries: Sequence[Entry], rows: Rows, steps: list[int], losses: list[Tensor]) -> list[ClientResult | None]:
     longest = torch.nn.utils.rnn.pad_sequence(losses).tolist()
     answers = finish_rows(rows, steps)
-    finite = rows_of([answer.result.update for answer in answers]).isfinite().all(1).tolist()
     results: list[ClientResult | None] = []
     for i, (entry, answer) in enumerate(zip(entries, answers, strict=True)):
         own, member = longest[i][: steps[i]], entry.member
-        if not (finite[i] and all(map(math.isfinite, own))):
+        if not (answer.finite and all(map(math.isfinite, own))):
             results.append(None)
             continue
         slots = answer.perturbation, answer.correction, entry.run.broadcast.buffers, answer.memory
@@ -135,7 +133,7 @@ def _results(entries: Sequence[Entry], rows: Rows, steps: list[int], losses: lis
 
 
 class Ends:
-    """Keeps the rows of clients that have made their last step while others go on.
+    """Keeps the rows of clients that have made their last step while others continue.
 
     Args:
         steps: of each client, the most first.

@@ -15,9 +15,10 @@ from typing import Any
 
 from torch import Tensor
 
+from fedlesam.core.client_tests import ClientScore
 from fedlesam.core.disk import Damaged, FileDigest, check_digest
 from fedlesam.core.drawn import known_size
-from fedlesam.core.evaluation import BatchScore, Evaluation, combine
+from fedlesam.core.evaluation import BatchScore, Evaluation
 from fedlesam.core.messages import Broadcast, Memory
 from fedlesam.core.reduction import ResultSummary
 from fedlesam.core.slots import State
@@ -91,14 +92,19 @@ class DistributedEngine:
         return outcome
 
     def evaluate(self, broadcast: Broadcast) -> Evaluation | None:
-        if self.local_engine.test is None:
+        if self.local_engine.test is None and self.local_engine.client_tests is None:
             return None
         self._send(broadcast)
-        scores = []
+        test, clients = [], []
         for reply, tensors in self._call("evaluate"):
-            kept = unflatten(tensors, *(str(score["number"]) for score in reply["scores"]))
-            scores += [BatchScore(**score, kept=kept[str(score["number"])]) for score in reply["scores"]]
-        return combine(scores, self.local_engine.task)
+            names = [f"test{score['number']}" for score in reply["test"]]
+            names += [f"clients{number}-{place}" for (number, place) in (score["number"] for score in reply["clients"])]
+            held = iter(unflatten(tensors, *names).values())
+            test += [BatchScore(**score, kept=next(held)) for score in reply["test"]]
+            for score in reply["clients"]:
+                own = unflatten(next(held), "sums", "kept")
+                clients.append(ClientScore(**{**score, "number": tuple(score["number"]), **own}))
+        return self.local_engine.combined(test, clients)
 
     def commit(self) -> None:
         if self.pinned:
@@ -181,7 +187,10 @@ class DistributedEngine:
         """Local steps, as the length of a job; of a client whose size is not known, its epochs."""
         engine, local = self.local_engine, self.local_engine.local
         size = known_size(engine.clients, client) or 1
-        return local.steps_of(engine.seed, round, client, -(-size // local.batch_size))
+        try:
+            return local.steps_of(engine.seed, round, client, -(-size // local.batch_size))
+        except Exception:  # of a function of one's own; it is raised again where the client trains
+            return 0
 
 
 class Worker:
@@ -257,9 +266,13 @@ class Worker:
     def evaluate(self) -> Reply:
         """Score this process's batches of the test data."""
         assert self.broadcast is not None
-        scores = self.engine.score_share(self.broadcast, self.world.rank, self.world.size)
-        numbers = [{name: value for name, value in vars(score).items() if name != "kept"} for score in scores]
-        return {"scores": numbers}, flatten(**{str(score.number): score.kept for score in scores})
+        test, clients = self.engine.score_share(self.broadcast, self.world.rank, self.world.size)
+        reply = {"test": [_without(score, "kept") for score in test]}
+        reply |= {"clients": [_without(score, "sums", "kept") for score in clients]}
+        tensors = {f"test{score.number}": score.kept for score in test}
+        for score in clients:
+            tensors["clients{}-{}".format(*score.number)] = flatten(sums=score.sums, kept=score.kept)
+        return reply, flatten(**tensors)
 
     def commit(self, states: list[tuple[int, bool]]) -> None:
         """Commit the round: with a shared folder the states of all clients, else those of this process."""
@@ -353,6 +366,11 @@ def _own_folder(store: Store, rank: int) -> Iterator[None]:
         yield
     finally:
         shutil.rmtree(store.folder, ignore_errors=True)
+
+
+def _without(score: object, *names: str) -> dict[str, Any]:
+    """A score as JSON; its tensors are sent beside it."""
+    return {name: value for name, value in vars(score).items() if name not in names}
 
 
 def _dicts(digests: Mapping[str, FileDigest]) -> dict[str, Any]:

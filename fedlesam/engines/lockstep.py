@@ -70,7 +70,7 @@ class Lockstep(Generic[Question, Answer]):
         while asking := [part for part in parts if not part.ended]:
             try:
                 answers = self._answer([part.question for part in asking if part.question is not None])
-            except BaseException as error:  # every function hears of it, and ends as it would alone
+            except BaseException as error:  # it is raised in every function, which ends as it would alone
                 answers = [error] * len(asking)
             for part, answer in zip(asking, answers, strict=True):
                 part.answer = answer

@@ -1,13 +1,15 @@
 """The active clients one after the other, in this process."""
 
+import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from fedlesam.algorithms import Algorithm
 from fedlesam.core import disk
 from fedlesam.core.batches import Batches, ClientData, size_of
 from fedlesam.core.client import drain, local_update
+from fedlesam.core.client_tests import ClientScore, ClientTests, over_clients, score_clients
 from fedlesam.core.computing import compute_context
 from fedlesam.core.drawn import known_size
 from fedlesam.core.evaluation import BatchScore, Evaluation, combine, score_batches
@@ -21,6 +23,8 @@ from fedlesam.engines.host import HostMemory
 from fedlesam.engines.segments import segment_file
 from fedlesam.engines.signals import StopFlag
 from fedlesam.engines.store import Store
+
+log = logging.getLogger("fedlesam")
 
 
 @dataclass
@@ -41,6 +45,7 @@ class SerialEngine:
         drop: whether a client that fails is dropped from the round; else its error is raised.
         max_norm: of an update; a client with a larger one fails.
         task: how a batch becomes a loss, and what is measured.
+        client_tests: the test samples of every client.
     """
 
     model: FlatModel
@@ -56,6 +61,7 @@ class SerialEngine:
     drop: bool = False
     max_norm: float | None = None
     task: Task = field(default_factory=Task.classification)
+    client_tests: ClientTests | None = None
 
     def __post_init__(self) -> None:
         self.broadcast: Broadcast | None = None
@@ -166,22 +172,42 @@ class SerialEngine:
         if not (self.drop and is_client_error(error)):
             raise error
         self.dropped[client] = reason(error)
+        log.debug("client %d is dropped", client, exc_info=error)
 
     def evaluate(self, broadcast: Broadcast) -> Evaluation | None:
-        return combine(self.score_share(broadcast, 0, 1), self.task) if self.test is not None else None
+        return self.combined(*self.score_share(broadcast, 0, 1))
 
-    def score_share(self, broadcast: Broadcast, part: int, parts: int) -> list[BatchScore]:
-        """Score every `parts`-th batch of the test data.
+    def score_share(self, broadcast: Broadcast, part: int, parts: int) -> tuple[list[BatchScore], list[ClientScore]]:
+        """Score every `parts`-th batch of the test data, and of the clients' own.
 
         Args:
             broadcast: the global model.
             part: the number of the first batch.
             parts: the number of processes.
         """
-        assert self.test is not None
+        how = part, parts, self.stop_flag.check
+        if self.test is None and self.client_tests is None:
+            return [], []
         with compute_context(self.threads, self.model.device, self.model.precision):
             self.model.load(broadcast.weights, broadcast.buffers)
-            return score_batches(self.model, self.test, self.task, part, parts, self.stop_flag.check)
+            test = [] if self.test is None else score_batches(self.model, self.test, self.task, *how)
+            if self.client_tests is None:
+                return test, []
+            return test, score_clients(self.model, self.client_tests, self.task, *how)
+
+    def combined(self, test: list[BatchScore], clients: list[ClientScore]) -> Evaluation | None:
+        """The evaluation of scores of all processes; without a test set, on all samples of the clients together.
+
+        Args:
+            test: of the test data.
+            clients: of the clients' own.
+        """
+        if self.client_tests is None:
+            return combine(test, self.task) if test else None
+        whole = test or [score.as_batch(i) for i, score in enumerate(sorted(clients, key=lambda one: one.number))]
+        with compute_context(self.threads, self.model.device, self.model.precision):
+            found = over_clients(clients, self.task, len(self.clients))
+        return replace(combine(whole, self.task), clients=found)
 
     def commit(self) -> None:
         if self.broadcast is not None and self.host is not None:

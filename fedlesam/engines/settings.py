@@ -53,6 +53,14 @@ class Execution:
         check_params(self)
         check_lost_after("Execution", self.lost_after)
 
+    def check_fork(self) -> None:
+        """A ValueError for what does not survive the fork of this process into workers."""
+        if self.compile and self.workers > 1:
+            raise ValueError(
+                "compile does not go with several workers of one process: PyTorch's compiler does not survive their "
+                "fork; use one worker, or start the run with torchrun"
+            )
+
 
 @dataclass(frozen=True)
 class FailurePolicy:
@@ -93,6 +101,6 @@ def find_device(device: str) -> torch.device:
         gpus, rank = torch.cuda.device_count(), int(os.environ.get("LOCAL_RANK", 0))
         index = rank % max(1, gpus) if chosen.index is None else chosen.index  # more ranks than GPUs share them
         if index >= gpus:
-            raise ValueError(f"device {device!r}: this machine has {gpus} GPUs; use --device cpu")
+            raise ValueError(f"device {device!r}: this machine has {gpus} GPUs; use cpu")
         return torch.device("cuda", index)
     return chosen

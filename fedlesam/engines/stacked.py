@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from fedlesam.core import seeds
-from fedlesam.core.batches import Batches, size_of, steps_per_epoch
+from fedlesam.core.batches import Batches, steps_per_epoch
 from fedlesam.core.messages import Broadcast, ClientResult, Memory
 from fedlesam.core.tree import leaves, named_tensors
 from fedlesam.engines._feed import Member, can_fill_up
@@ -142,17 +142,12 @@ class StackedEngine(SerialEngine):
         return feed_of(self.task, self.algorithm, self.local, members, width, self.step.compile)
 
     def _member(self, round: int, client: int) -> Member:
-        data, rule = self._data(client), self.algorithm.perturbation
-        mask, size = rule.draws or data.tensors is None, size_of(self.clients[client])
-        per_epoch = steps_per_epoch(size, self.local.batch_size, join_last=False)
-        return Member(
-            client,
-            data,
-            size,
-            self.local.steps_of(self.seed, round, client, per_epoch),
-            seeds.generator(self.seed, "batches", round, client),
-            seeds.derive(self.seed, "step", round, client) if mask else 0,
-        )
+        data = self._data(client)
+        masked = self.algorithm.perturbation.draws or data.tensors is None
+        per_epoch = steps_per_epoch(len(data), self.local.batch_size, join_last=False)
+        steps = self.local.steps_of(self.seed, round, client, per_epoch)
+        mask = seeds.derive(self.seed, "step", round, client) if masked else 0
+        return Member(client, data, len(data), steps, self.seed, round, mask)
 
     def _data(self, client: int) -> Batches:
         """A client's samples; small ones are kept, for making them takes longer than a round of a shared stack."""

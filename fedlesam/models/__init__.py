@@ -1,4 +1,5 @@
-"""The networks. Each takes the shape of its inputs, (channels, height, width), and the number of classes.
+"""The networks. Each takes the shape of its inputs, (channels, height, width), and the number of classes; of texts also
+the size of the vocabulary.
 
 model = fl.models.cnn((1, 8, 8), classes=10)
 model = fl.models.make_model("resnet18:width=16", (3, 32, 32), classes=10, seed=0)

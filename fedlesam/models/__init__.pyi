@@ -6,4 +6,7 @@ from fedlesam.models.small import cnn as cnn
 from fedlesam.models.small import head as head
 from fedlesam.models.small import lenet as lenet
 from fedlesam.models.small import mlp as mlp
+from fedlesam.models.text import char_gru as char_gru
+from fedlesam.models.text import text_bag as text_bag
+from fedlesam.models.text import text_transformer as text_transformer
 from fedlesam.models.vit import vit_b32 as vit_b32

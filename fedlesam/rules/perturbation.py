@@ -20,6 +20,7 @@ class Ascent(Perturbation):
     """Abstract: a perturbation of norm rho."""
 
     rho: float = param(0.1, at_least=0)
+    """The norm of e."""
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ SCRIPT = Path(__file__).parents[2] / "benchmarks" / "memory.py"
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the peak is read from Linux's /proc")
-@pytest.mark.parametrize(("method", "most"), [("fedavg", 10), ("scaffold", 21)])
+@pytest.mark.parametrize(("method", "most"), [pytest.param("fedavg", 10, marks=pytest.mark.slow), ("scaffold", 21)])
 def test_vectors_at_once(method: str, most: float) -> None:
     """8 of SCAFFOLD's are the four c_i before and after the round. Freed blocks go back, as a large model's do."""
     command = [sys.executable, str(SCRIPT), "--one", method, "--weights", "8000000"]

@@ -26,6 +26,15 @@ def test_seeds_stay_what_they_are() -> None:
     assert seeds.derive(7, "batches", 3, 11) == FROZEN[1]
 
 
+@pytest.mark.parametrize("largest", [99, 2**32 - 1, 2**32, 2**63 + 5])
+def test_the_seeds_of_many_places_are_those_of_each(largest: int) -> None:
+    """Of several runs; few places, and numbers of more than 32 bits, are derived one by one."""
+    places = [(seed, round, client) for seed in (0, 7) for round in (0, largest) for client in range(8)]
+    for some in (places, [*places, (largest, 3, 5)], [*places, (1, 2, largest)], places[:3], []):
+        one_by_one = [seeds.derive(seed, "batches", round, client) for seed, round, client in some]
+        assert seeds.derive_each("batches", some) == one_by_one
+
+
 def test_global_generators_are_given_back_after_an_error() -> None:
     before = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()  # noqa: NPY002
     with pytest.raises(RuntimeError), seeds.preserve_rng(CPU):

@@ -315,6 +315,33 @@ BAD: dict[str, tuple[Any, str]] = {
         ).round(),
         r"the outputs of batches have different shapes.*make them alike in Task\(..., outputs=...\)",
     ),
+    "a function as metrics": (lambda: fl.Task.regression(metrics=right), r"metrics must be a dict of names.*'f1': f"),
+    "finish raises": (
+        lambda: federation(
+            "fedavg",
+            task=fl.Task.classification(metrics={"m": fl.Metric(lambda o, t: t.sum(), finish=lambda total: total[3])}),
+            test=(X, Y),
+        ).round(),
+        r"the metric m: finish raises IndexError.*the sum over all batches, a tensor of shape \(\)",
+    ),
+    "a loss without the model": (
+        lambda: federation("fedavg", task=fl.Task(loss=lambda model, batch: model(batch[0]).detach().mean())).round(),
+        "the loss of a batch does not depend on the model's weights.*without detach or no_grad",
+    ),
+    "pixels of a table": (
+        lambda: federation("fedavg", task=fl.Task.segmentation()),
+        r"a class for each pixel needs \(n, classes, height, width\).*Task.classification",
+    ),
+    "huggingface without a dict": (
+        lambda: federation("fedavg", task=fl.Task.huggingface()),
+        r"calls model\(\*\*batch\), and a batch is a tuple; give clients as dicts",
+    ),
+    "collate raises": (
+        lambda: federation(
+            "fedavg", clients=[[1, 2]], task=fl.Task(loss=named_loss, collate=lambda samples: samples["x"])
+        ),
+        "collate raises TypeError: list indices.*a list of 1 samples, the first a int",
+    ),
     "collate drops": (
         lambda: federation(
             "fedavg",

@@ -9,7 +9,7 @@ from oracle import Oracle
 from seven_tasks import KINDS, SIZES
 from worlds import assert_same_bits, federate, play, states, training
 
-from fedlesam import Federation, algorithms
+from fedlesam import Federation, algorithms, load_run
 from fedlesam.engines.stacked import StackedEngine
 from fedlesam.probes.loss import GlobalLoss
 
@@ -76,7 +76,18 @@ def test_workers_and_probes_change_no_bit(kind: str) -> None:
     assert [r.test_loss for r in alone] == [r.test_loss for r in both]
 
 
-@pytest.mark.parametrize("kind", ["multilabel", "language_model"])
+@pytest.mark.parametrize("kind", ["classification", "multilabel"])
+def test_probes_while_training_change_no_bit(kind: str, tmp_path: Path) -> None:
+    """All of them, of batches that are dicts and nested tuples."""
+    plain = federation(kind, "fedlesam-s", local=training(epochs=1), active=3)
+    plain.fit(2, progress=False)
+    fed = federation(kind, "fedlesam-s", local=training(epochs=1), active=3)
+    fed.fit(2, tmp_path, probe="sharpness hessian:draws=2 drift estimate", progress=False)
+    assert_same_bits(states(plain), states(fed))
+    assert {one.probe for one in load_run(tmp_path).measurements} == {"sharpness", "hessian", "drift", "estimate"}
+
+
+@pytest.mark.parametrize("kind", ["classification", "multilabel", "language_model"])
 def test_resume(kind: str, tmp_path: Path) -> None:
     """From a saved state and saved memories on, the bits are those of a run that never stopped."""
     through, first, second = (federation(kind, "fedlesam-s") for _ in range(3))

@@ -1,10 +1,9 @@
 """The cache is used when it is whole and fits the source, and is never in the way."""
 
+import contextlib
+import functools
 import logging
 import os
-import subprocess
-import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import numpy as np
 import pytest
 from data_files import images, write_binary, write_folders
 from numpy import memmap
+from processes import fork
 
 from fedlesam.data import cache as module
 from fedlesam.data import load
@@ -141,33 +141,28 @@ def test_leftovers_are_swept(tmp_path: Path, cache: Path) -> None:
     assert fresh.exists()
 
 
-PROGRAM = """
-import contextlib, os, sys
-from pathlib import Path
-from typing import Any
-from fedlesam.data.cache import Damaged, _mapped, prepare
-from fedlesam.data._load import source_of
-for _ in range(20):
-    print(prepare(source_of("cifar10", Path(sys.argv[1]))).fingerprint)
-    for path in Path(sys.argv[2]).glob("data/*/test_y.bin") if _ % 5 == 0 else ():
-        # replaced, not truncated: another process may have it mapped
-        beside = Path(sys.argv[2]) / f"damage{os.getpid()}"
-        with contextlib.suppress(OSError):
-            beside.write_bytes(b"damaged")
-            beside.replace(path)
-"""
+def load_and_damage(folder: Path, cache: Path, said: Path) -> None:
+    """What each of several processes does: decode the entry, and damage it now and then."""
+    for i in range(20):
+        with said.open("a") as lines:
+            lines.write(prepare(source_of("cifar10", folder)).fingerprint + "\n")
+        for path in cache.glob("data/*/test_y.bin") if i % 5 == 0 else ():
+            # replaced, not truncated: another process may have it mapped
+            beside = cache / f"damage{os.getpid()}"
+            with contextlib.suppress(OSError):
+                beside.write_bytes(b"damaged")
+                beside.replace(path)
 
 
 def test_processes_at_once(tmp_path: Path, cache: Path) -> None:
     """They decode, damage and mend the same entry over and over; each gets the right data every time."""
     write_binary(tmp_path, MADE, packed=True)
-    command = [sys.executable, "-c", PROGRAM, str(tmp_path), str(cache)]
-    with ThreadPoolExecutor() as pool:
-        jobs = [pool.submit(subprocess.run, command, capture_output=True, text=True, check=False) for _ in range(3)]
-        done = [job.result() for job in jobs]
-    assert all(one.returncode == 0 for one in done), [one.stderr for one in done if one.returncode]
+    said = [tmp_path / f"said{i}" for i in range(3)]
+    started = [fork(functools.partial(load_and_damage, tmp_path, cache, path)) for path in said]
+    assert [process.wait().code for process in started] == [0, 0, 0]
     wanted = load("cifar10", tmp_path).fingerprint
-    assert {line for one in done for line in one.stdout.split()} == {wanted}
+    lines = [line for path in said for line in path.read_text().split()]
+    assert (len(lines), set(lines)) == (60, {wanted})
 
 
 def test_an_array_that_shrinks_after_its_size_was_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

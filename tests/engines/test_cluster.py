@@ -23,7 +23,7 @@ def config(**change: Any) -> RunConfig:
 @pytest.fixture(scope="module")
 def serial(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("serial") / "run"
-    execute(config(), path)
+    execute(config(keep_last=False), path)
     return path
 
 
@@ -46,11 +46,17 @@ def test_torchrun_gives_the_same_bytes(serial: Path, tmp_path: Path) -> None:
     assert code == 0, err
     assert json.loads(out)["state"] == "finished", "and one process speaks"
     same(serial, tmp_path / "run")
+
+
+@pytest.mark.slow
+def test_a_finished_run_is_said_once(tmp_path: Path) -> None:
+    execute(config(), tmp_path / "run")
     code, out, err = torchrun(tmp_path, "--out", "run")
     assert code == 0, err
     assert out.count("already finished") == 1
 
 
+@pytest.mark.slow
 def test_bad_input_is_said_once(tmp_path: Path) -> None:
     code, out, err = torchrun(tmp_path, "--out", "run", "--split", "nonsense")
     assert code != 0
@@ -86,7 +92,7 @@ def test_assistants_take_the_leaders_settings(serial: Path, tmp_path: Path) -> N
 
 def test_stale_files_of_a_killed_worker_are_not_believed(serial: Path, tmp_path: Path) -> None:
     """On another machine the leader cannot clean up: a worker does so before it begins."""
-    execute(config(algorithm="fedavg"), tmp_path / "run")
+    execute(config(algorithm="fedavg", keep_last=False), tmp_path / "run")
     stale = tmp_path / "run" / "memory" / "worker1"
     stale.mkdir(parents=True)
     (stale / "round000000-anchor.safetensors").write_bytes(b"of another run")

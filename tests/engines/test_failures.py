@@ -25,7 +25,7 @@ from oracle import CONTROL_VARIATES, DYNAMIC, Oracle
 from torch import Tensor
 from worlds import assert_same_bits, epochs, federate, mlp, samples, snapshot, states, training
 
-from fedlesam import LocalTraining, algorithms
+from fedlesam import Execution, Federation, LocalTraining, algorithms
 from fedlesam.algorithms import CATALOGUE
 from fedlesam.federation import DROPOUT
 
@@ -217,7 +217,7 @@ def test_a_round_without_survivors_keeps_everything_and_goes_on(method: str) -> 
 
 def test_nobody_ever_answers() -> None:
     clients = Clients()
-    fed = make("fedlesam-s", clients, dropout=1.0)
+    fed = make("fedlesam-s", clients, dropout=1 - 1e-9)
     before = snapshot(fed)
     records = list(fed.run(3))
     assert [record.dropped for record in records] == [dict.fromkeys(range(6), DROPOUT)] * 3
@@ -232,3 +232,21 @@ def test_a_federation_without_failures_says_nothing() -> None:
     record = fed.round()
     assert record.dropped is None
     assert "dropped" not in record.as_dict()
+
+
+@pytest.mark.parametrize("how", [{}, {"engine": "stacked"}, {"workers": 2}])
+def test_a_number_of_epochs_that_raises_drops_the_client_and_its_traceback_is_logged(
+    how: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    def some(round: int, client: int) -> int:
+        return 1 if client else 1 // round
+
+    with (
+        caplog.at_level("DEBUG", logger="fedlesam"),
+        Federation(mlp(), samples(), "fedavg", training(epochs=some), execution=Execution(**how, threads=1)) as fed,
+    ):
+        record = fed.round([0, 1, 2])
+    assert record.dropped == {0: "ZeroDivisionError: integer division or modulo by zero"}
+    if "workers" not in how:
+        [one] = [entry for entry in caplog.records if entry.exc_info]
+        assert one.levelname == "DEBUG" and one.exc_info is not None and one.exc_info[0] is ZeroDivisionError

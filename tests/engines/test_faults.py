@@ -93,11 +93,11 @@ def test_stop_stops_and_changes_nothing() -> None:
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"dropout": 1.5}, r"dropout must be at most 1, got 1\.5"),
+        ({"dropout": 1.5}, r"dropout must be below 1, got 1\.5"),
         ({"dropout": -0.1}, r"dropout must be at least 0, got -0\.1"),
         ({"dropout": "0.1"}, "dropout must be a number, got '0.1'"),
         ({"max_update_norm": 0}, "max_update_norm must be above 0, got 0"),
-        ({"max_update_norm": math.inf}, "max_update_norm must be above 0, got inf"),
+        ({"max_update_norm": math.inf}, "max_update_norm must be a finite number, got inf"),
         ({"on_client_error": "ignore"}, "on_error must be one of 'drop', 'stop', got 'ignore'"),
     ],
 )

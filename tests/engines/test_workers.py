@@ -86,8 +86,8 @@ def test_drawn_clients_and_more_threads() -> None:
     local = training(epochs=2)
     alone = make(threads=2, local=local, active=3)
     several = make(threads=2, local=local, active=3, workers=2)
-    expected = rounds(alone, [None] * 4)
-    assert rounds(several, [None] * 4) == expected
+    expected = rounds(alone, [None] * 2)
+    assert rounds(several, [None] * 2) == expected
     same(alone, several)
 
 

@@ -2,10 +2,11 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Protocol
 
 from fedlesam.data._files import Source
-from fedlesam.data.catalogue import DEFAULT_DIR, Official, fetch_hint
-from fedlesam.data.formats import cifar, folders, idx, parquet
+from fedlesam.data.catalogue import DEFAULT_DIR, FileRequest, Official, fetch_hint
+from fedlesam.data.formats import cifar, folders, idx, leaf, parquet, shakespeare, texts, writers
 
 PACKAGED = Path("/usr/share/datasets")
 """Where Debian's dataset packages install; searched when no folder is given."""
@@ -48,6 +49,35 @@ def find(known: Official, data_dir: Path | None) -> list[Source]:
     raise ValueError(
         f"{known.name}: not found in {', '.join(map(str, places))} (looked for {_looked_for(known)}); {hint}"
     )
+
+
+class Reader(Protocol):
+    """A module that reads a data set of files."""
+
+    def find(self, request: FileRequest, root: Path) -> Source | None:
+        """The data set in a folder; None if it is not there."""
+
+
+READERS: dict[str, Reader] = {"leaf": leaf, "shakespeare": shakespeare, "texts": texts, "writers": writers}
+
+
+def find_files(request: FileRequest, data_dir: Path | None) -> Source:
+    """The first folder that has the files of a data set; a ValueError says what to put where.
+
+    Args:
+        request: What the user asked for.
+        data_dir: The data folder.
+    """
+    known, base = request.known, Path(data_dir if data_dir is not None else DEFAULT_DIR).expanduser()
+    places = [request.path] if request.path is not None else [base, *(base / folder for folder in known.folders)]
+    found = [source for root in places if (source := READERS[known.reader].find(request, root)) is not None]
+    for source in found:
+        if not source.missing:
+            return source
+    for source in found:
+        raise ValueError(f"{request.name}: {source.root} is incomplete: missing {', '.join(map(str, source.missing))}")
+    where, there = request.path or base / known.folders[0], ", ".join(map(str, places))
+    raise ValueError(f"{request.name}: not found in {there}, and not downloaded; put {known.files} into {where}")
 
 
 def _looked_for(known: Official) -> str:

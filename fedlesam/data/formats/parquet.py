@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fedlesam.data._files import Arrays, Part, Source, check_all_classes, check_labels, read_bytes
+from fedlesam.data._files import Arrays, Part, Source, Values, check_all_classes, check_labels, read_bytes
 from fedlesam.data.catalogue import Official, fetch_hint
 from fedlesam.data.formats import images
 
@@ -33,7 +33,13 @@ def _column(names: list[str], wanted: tuple[str, ...], path: Path) -> str:
     raise ValueError(f"{path}: has no column {' or '.join(map(repr, wanted))}; its columns are {', '.join(names)}")
 
 
-def _file(known: Official, path: Path) -> Part:
+def read(known: Official, path: Path) -> Part:
+    """The pictures and class numbers of a file.
+
+    Args:
+        known: What they are pictures of.
+        path: The file.
+    """
     arrow = _pyarrow()
     label_columns = ("fine_label", "label") if known.name == "cifar100" else ("label",)
     try:
@@ -62,6 +68,28 @@ def _file(known: Official, path: Path) -> Part:
     return x, y
 
 
+def column(path: Path, name: str) -> Values:
+    """A column of whole numbers or texts, none of them missing.
+
+    Args:
+        path: The file.
+        name: Of the column.
+    """
+    arrow = _pyarrow()
+    try:
+        with arrow.parquet.ParquetFile(arrow.BufferReader(read_bytes(path)), page_checksum_verification=True) as file:
+            _column(file.schema_arrow.names, (name,), path)
+            values = file.read([name], use_threads=False)[name]
+    except (arrow.ArrowException, OSError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ValueError(f"{path}: not a readable parquet file ({reason}); truncated or damaged") from error
+    if not (arrow.types.is_integer(values.type) or arrow.types.is_string(values.type)):
+        raise ValueError(f"{path}: column {name!r} is {values.type}; expected whole numbers or texts")
+    if values.null_count:
+        raise ValueError(f"{path}: column {name!r} is empty in {values.null_count} rows; every sample needs a client")
+    return np.asarray(values.to_pylist())
+
+
 def _check_types(arrow: Any, schema: Any, image: str, label: str, path: Path) -> None:
     kind = schema.field(image).type
     inner = [kind.field(i) for i in range(kind.num_fields)] if arrow.types.is_struct(kind) else []
@@ -75,8 +103,8 @@ def _check_types(arrow: Any, schema: Any, image: str, label: str, path: Path) ->
 def _decode(known: Official, train: tuple[Path, ...], test: tuple[Path, ...]) -> Arrays:
     parts: list[Part] = []
     for paths in (train, test):
-        read = [_file(known, path) for path in paths]
-        parts.append((np.concatenate([x for x, _ in read]), np.concatenate([y for _, y in read])))
+        found = [read(known, path) for path in paths]
+        parts.append((np.concatenate([x for x, _ in found]), np.concatenate([y for _, y in found])))
         if not len(parts[-1][0]):
             raise ValueError(f"{paths[0]}: holds no rows; {fetch_hint(known.name, paths[0].parent)}")
     return check_all_classes(Arrays(*parts[0], *parts[1], known.classes), str(train[0]))
