@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedlesam.core.names import unknown
+from fedlesam.flower.app import App, read_app
 
 PRIVATE = b"PRIVATE KEY-----"
 SOON = datetime.timedelta(days=30)
@@ -73,40 +74,31 @@ def check(app: Path, superlink: str | None = None) -> Iterator[Finding]:
         app: the folder of the Flower app.
         superlink: a name of Flower's configuration file; None takes its default.
     """
-    yield from check_app(app)
+    read = read_app(app)
+    yield from check_app(read)
     yield from check_environment(os.environ)
     for found in read_connection(superlink):
         if isinstance(found, Connection):
             yield from check_connection(found)
-            yield from check_superlink(found)
+            yield from check_superlink(found, read)
         else:
             yield found
 
 
-def check_app(app: Path) -> Iterator[Finding]:
-    """Check the app's pyproject.toml, and that no private key is in its folder.
+def check_app(app: App) -> Iterator[Finding]:
+    """Check an app's parts and settings, and that no private key is in its folder.
 
     Args:
-        app: the folder.
+        app: the app.
     """
-    path = app / "pyproject.toml"
-    try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ValueError(f"{path}: is not the pyproject.toml of a Flower app: {error}") from error
-    flower = table.get("tool", {}).get("flwr", {}).get("app", {})
-    if not flower:
-        raise ValueError(f"{path}: has no [tool.flwr.app]: is this the folder of a Flower app?")
-    components = flower.get("components", {})
     for name in ("serverapp", "clientapp"):
-        module = str(components.get(name, "")).partition(":")[0]
-        file = app / f"{module.replace('.', '/')}.py"
-        if not module or not file.exists():
-            yield missing(f"{path}: {name} is {components.get(name)!r}, and there is no {file}")
+        module = app.components.get(name)
+        if app.file_of(name) is None:
+            yield missing(f"{app.pyproject}: {name} is {module!r}, and there is no such file in {app.folder}")
         else:
-            yield ok(f"{name}: {components[name]}")
-    yield from _check_config(flower.get("config", {}), path)
-    for file in (path for path in sorted(app.rglob("*")) if path.is_file() and _holds_private_key(path)):
+            yield ok(f"{name}: {module}")
+    yield from _check_config(app.config, app.pyproject)
+    for file in (path for path in sorted(app.folder.rglob("*")) if path.is_file() and _holds_private_key(path)):
         yield insecure(f"{file}: a private key in the app's folder; keep keys outside of what `flwr run` packs")
         if file.stat().st_mode & 0o077:
             yield insecure(f"{file}: others can read this private key; chmod 600 {file}")
@@ -197,11 +189,12 @@ def check_connection(connection: Connection) -> Iterator[Finding]:
         yield missing(f"{connection.root_certificates}: the root certificate is not there")
 
 
-def check_superlink(connection: Connection) -> Iterator[Finding]:
-    """Check the certificate of a SuperLink, and what it permits without an account.
+def check_superlink(connection: Connection, app: App) -> Iterator[Finding]:
+    """Check the certificate of a SuperLink, what it permits without an account, and who is connected.
 
     Args:
         connection: of `flwr run`.
+        app: the app, which has a number of clients.
     """
     address = connection.address
     if connection.root_certificates is not None and not connection.root_certificates.exists():
@@ -215,7 +208,27 @@ def check_superlink(connection: Connection) -> Iterator[Finding]:
     except OSError as error:
         yield missing(f"{address}: cannot be reached: {error}; is the SuperLink up, and the port open?")
     else:
-        yield from _check_access(connection)
+        yield from _check_access(connection, app)
+
+
+def check_nodes(online: int, app: App) -> Finding:
+    """Compare the connected SuperNodes with the app's clients.
+
+    Args:
+        online: how many are connected.
+        app: the app.
+    """
+    are, clients = f"{online} SuperNode{' is' if online == 1 else 's are'} connected", app.clients
+    if clients is None:
+        return (ok if online else missing)(are)
+    if online < clients:
+        return missing(
+            f"{are}, the app has {clients} clients: start the others, each with its own partition-id, or give the run "
+            "the number that there is (--run-config clients=N)"
+        )
+    if online > clients:
+        return note(f"{are}, the app has {clients} clients: only those with partition-id 0 to {clients - 1} are used")
+    return ok(f"{are}, one for each of {clients} clients")
 
 
 def _check_tls(connection: Connection) -> Iterator[Finding]:
@@ -232,7 +245,7 @@ def _check_tls(connection: Connection) -> Iterator[Finding]:
     yield missing(f"{text}; renew it") if left < SOON else ok(text)
 
 
-def _check_access(connection: Connection) -> Iterator[Finding]:
+def _check_access(connection: Connection, app: App) -> Iterator[Finding]:
     """Try to register a SuperNode, which is removed again at once, and to list nodes, without an account."""
     import httpx
     from flwr.proto.control_pb2 import ListNodesRequest
@@ -253,7 +266,9 @@ def _check_access(connection: Connection) -> Iterator[Finding]:
     except httpx.HTTPError as error:
         code = error.response.status_code if isinstance(error, httpx.HTTPStatusError) else None
         if code != httpx.codes.PRECONDITION_FAILED:
-            yield missing(f"this is not a SuperLink of Flower 1.41: {error if code is None else f'HTTP {code}'}")
+            yield missing(
+                f"this is not a SuperLink of Flower 1.41 or newer: {error if code is None else f'HTTP {code}'}"
+            )
             return
         yield ok("a SuperNode with an unknown key is refused")
     try:
@@ -262,8 +277,7 @@ def _check_access(connection: Connection) -> Iterator[Finding]:
     except httpx.HTTPStatusError as error:
         yield ok(f"starting runs needs an account (HTTP {error.response.status_code})")
         return
-    online = sum(node.status == "online" for node in nodes)
-    yield (ok if online else missing)(f"{online} SuperNodes are connected")
+    yield check_nodes(sum(node.status == "online" for node in nodes), app)
     yield connection.exposed(
         "whoever reaches this port can start runs and register SuperNodes: Flower asks for no account; let only "
         f"your own machine reach /v1/control (firewall or proxy: {GUIDE})"

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
 from flwr.app import Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from torch import nn
@@ -19,6 +20,7 @@ from fedlesam.core.flat_model import FlatModel
 from fedlesam.core.local import LocalTraining
 from fedlesam.core.messages import Memory
 from fedlesam.core.task import Task
+from fedlesam.engines.settings import find_device
 from fedlesam.flower import records
 from fedlesam.flower.memory import Memories
 
@@ -39,7 +41,8 @@ def client_app(
     """A Flower ClientApp. The method and the seed come with the server's messages.
 
     `partition-id` of the node config is the client's number, from which its batches derive. `memory` of the node config
-    is a folder in which the client's memory survives a restart of the SuperNode.
+    is a folder in which the client's memory survives a restart of the SuperNode. `device` of the node config is where
+    the client trains: auto (a GPU where there is one), cpu, cuda or cuda:i; without it, where the app puts the model.
 
     Args:
         model: the model, or a function that makes it from Flower's Context.
@@ -63,6 +66,7 @@ def client_app(
     def train(message: Message, context: Context) -> Message:
         client = _client_number(context)
         module = model if isinstance(model, nn.Module) else model(context)
+        module = module.to(_device_of(context)) if "device" in context.node_config else module
         training = local(context) if callable(local) else local or LocalTraining()
         flat, data = FlatModel(module), load_data(context)
         check_client(data, f"client {client}")
@@ -103,6 +107,13 @@ def _client_number(context: Context) -> int:
             '--node-config "partition-id=0"'
         )
     return found
+
+
+def _device_of(context: Context) -> torch.device:
+    try:
+        return find_device(str(context.node_config["device"]))
+    except ValueError as error:
+        raise ValueError(f"node config: {error}") from error
 
 
 def _folder_of(context: Context) -> Path | None:

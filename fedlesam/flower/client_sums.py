@@ -70,7 +70,7 @@ class StateFile:
 
 @dataclass(frozen=True)
 class ClientSums:
-    """One vector per client and slot. Never changed in place.
+    """One vector per client and slot, on the CPU as in their files. Never changed in place.
 
     Args:
         folder: for the vectors; None keeps them in RAM.
@@ -134,4 +134,4 @@ def remove_clients(
 
 def _uploads(answer: ClientResult, slots: list[str]) -> State:
     uploads = dict(zip(SLOTS, (answer.perturbation, answer.correction, {"update": answer.result.update}), strict=True))
-    return flatten(**{slot: uploads[slot] for slot in slots})
+    return {name: value.cpu() for name, value in flatten(**{slot: uploads[slot] for slot in slots}).items()}

@@ -1,10 +1,10 @@
 """The strategy: the server step of this project inside a Flower ServerApp."""
 
 import copy
-import json
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from logging import INFO, WARNING
 from pathlib import Path
@@ -31,8 +31,10 @@ from fedlesam.flower import checkpoint, records
 from fedlesam.flower.answers import Answers, expected_form
 from fedlesam.flower.client_sums import ClientSums, remove_clients
 from fedlesam.flower.nodes import Nodes, exchange
+from fedlesam.runs.lock import locked
 
 Messages = Iterable[Message]
+Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,7 @@ class Strategy(FlowerStrategy):
             methods that send nothing else (docs/deploy.md).
         attempts: how often a round is tried.
         patience: seconds to wait for SuperNodes to connect: at the start for all, later for the minimum.
-        folder: for a checkpoint after every round; the same call resumes from it.
+        folder: for a checkpoint after every round; the same call resumes from it. One process at a time trains in it.
     """
 
     def __init__(
@@ -111,7 +113,7 @@ class Strategy(FlowerStrategy):
         if self.algorithm.privacy is not None:
             raise ValueError(
                 "privacy as a stage of the method is for simulations: its noise is seeded, and clients know the seed; "
-                "use Flower's mods (docs/deploy.md)"
+                "use Flower's own mods for differential privacy"
             )
         check_count("Strategy", "clients", clients)
         check_count("Strategy", "seed", seed, at_least=0)
@@ -142,6 +144,7 @@ class Strategy(FlowerStrategy):
         self._open: _OpenRound | None = None
         self._timeout: float | None = None
         self._shown: ArrayRecord | None = None
+        self._held: ExitStack | None = None
         self._resume()
 
     # What Flower calls
@@ -154,7 +157,7 @@ class Strategy(FlowerStrategy):
         timeout: float = 3600,
         train_config: ConfigRecord | None = None,
         evaluate_config: ConfigRecord | None = None,
-        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+        evaluate_fn: Evaluate | None = None,
     ) -> Result:
         """Train until a number of rounds is done.
 
@@ -169,6 +172,21 @@ class Strategy(FlowerStrategy):
         """
         check_count("start", "num_rounds", num_rounds)
         check_number("start", "timeout", timeout, above=0)
+        self._hold_folder()
+        try:
+            return self._train(grid, initial_arrays, num_rounds, timeout, train_config or ConfigRecord(), evaluate_fn)
+        finally:
+            self._release_folder()
+
+    def _train(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord | None,
+        num_rounds: int,
+        timeout: float,
+        train_config: ConfigRecord,
+        evaluate_fn: Evaluate | None,
+    ) -> Result:
         if initial_arrays is not None and self.state.round == 0:
             self._replace_model(initial_arrays)
         self.summary()
@@ -178,7 +196,7 @@ class Strategy(FlowerStrategy):
         self._evaluate(evaluate_fn, result)
         while self.state.round < num_rounds:
             number = self.state.round + 1
-            self.configure_train(number, result.arrays, train_config or ConfigRecord(), grid)
+            self.configure_train(number, result.arrays, train_config, grid)
             assert self._open is not None
             replies, missing = exchange(grid, self._open.messages, timeout)
             self._open.dropped |= missing
@@ -203,6 +221,7 @@ class Strategy(FlowerStrategy):
             config: sent with every message.
             grid: Flower's.
         """
+        self._hold_folder()
         if self._shown is not None and arrays is not self._shown:
             self._replace_model(arrays)
         drawn = self.draw_active(self.state.round)
@@ -254,7 +273,7 @@ class Strategy(FlowerStrategy):
             bytes_up=sum(answer.nbytes for answer in used.values()),
         )
         self._commit(state, self.used | dict.fromkeys(used, current.ticket), sums, [*self.rounds, record])
-        log(INFO, "round %d: %d answers, loss %.4f", record.round, len(used), record.train_loss)
+        log(INFO, "round %d: %d answers, loss %.4f, %.1f s", record.round, len(used), record.train_loss, record.seconds)
         numbers = {"train-loss": record.train_loss, "lr": record.lr, "answers": len(used)}
         sizes = {"dropped": len(dropped), "bytes-down": record.bytes_down, "bytes-up": record.bytes_up}
         return self.arrays, MetricRecord({**numbers, **sizes})
@@ -319,6 +338,22 @@ class Strategy(FlowerStrategy):
         model = {"algorithm": repr(self.algorithm), "entries": weights.numel(), "dtype": str(weights.dtype)}
         return model | {name: getattr(self, name) for name in settings}
 
+    def _hold_folder(self) -> None:
+        """Refuse a folder in which another process trains; take over what was written since this object was made."""
+        if self.folder is None or self._held is not None:
+            return
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with ExitStack() as stack:
+            tell = stack.enter_context(locked(self.folder, "give the run another folder"))
+            self._resume()
+            tell(self.state.round)
+            self._held = stack.pop_all()
+
+    def _release_folder(self) -> None:
+        if self._held is not None:
+            self._held.close()
+            self._held = None
+
     def _commit(self, state: ServerState, used: dict[int, str], sums: ClientSums, rounds: list[Round]) -> None:
         """Make the round visible at once: first on disk, then in memory."""
         if self.folder is not None:
@@ -328,15 +363,18 @@ class Strategy(FlowerStrategy):
 
     def _resume(self) -> None:
         found = checkpoint.load(self.folder, self._metadata) if self.folder is not None else None
-        if found is None:
+        if found is None or (found.state.round, found.used) == (self.state.round, self.used):
             return
-        self.state, self.used, self.sums = found.state, dict(found.used), found.sums
+        self.state, self.used, self.sums, self.rounds, self._shown = found.state, dict(found.used), found.sums, [], None
         for line in found.rounds:
             line["dropped"] = {int(client): reason for client, reason in line["dropped"].items()}
             self.rounds.append(Round(**line))
 
-    def _evaluate(self, evaluate: Callable[[int, ArrayRecord], MetricRecord | None] | None, result: Result) -> None:
+    def _evaluate(self, evaluate: Evaluate | None, result: Result) -> None:
         found = evaluate(self.state.round, result.arrays) if evaluate is not None else None
         if found is not None:
             result.evaluate_metrics_serverapp[self.state.round] = found
-            log(INFO, "after round %d: %s", self.state.round, json.dumps(dict(found)))
+            numbers = ", ".join(
+                f"{name} {value:.4g}" for name, value in found.items() if isinstance(value, int | float)
+            )
+            log(INFO, "after round %d: %s", self.state.round, numbers)

@@ -2,13 +2,16 @@
 
 import hashlib
 import json
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 pytest.importorskip("flwr", reason="needs Flower: pip install 'fedlesam[flower]'")
 
+from flwr.serverapp.strategy import Strategy as FlowerStrategy
 from safetensors.torch import load, save
 from scenes import (
     TIMEOUT,
@@ -49,6 +52,7 @@ def test_a_server_that_dies_in_a_round(tmp_path: Path) -> None:
     strategy, grid = scene("scaffold", memory=tmp_path / "nodes", folder=tmp_path / "server")
     strategy.start(grid, num_rounds=2, timeout=TIMEOUT)
     grid.push_messages(strategy.configure_train(3, strategy.arrays, {}, grid))
+    del strategy  # and with it its lock, as with a process
     grid.new_run()
     again, _ = scene("scaffold", folder=tmp_path / "server")
     again.start(grid, num_rounds=4, timeout=TIMEOUT)
@@ -123,7 +127,7 @@ def test_the_folder_does_not_grow(tmp_path: Path) -> None:
     for rounds in range(1, 5):
         strategy.start(grid, num_rounds=rounds, timeout=TIMEOUT)
         counts.add(len(list(tmp_path.iterdir())))
-    assert counts == {1 + 1 + 6}, "the index, the state, and the sums of six clients"
+    assert counts == {1 + 1 + 6 + 1}, "the index, the state, the sums of six clients, the lock"
 
 
 @pytest.mark.parametrize(
@@ -196,3 +200,26 @@ def renamed(file: Path) -> str:
     content = save({name.replace("/", ".", 1): tensor for name, tensor in load(file.read_bytes()).items()})
     file.write_bytes(content)
     return hashlib.sha256(content).hexdigest()
+
+
+def test_a_folder_has_one_server(tmp_path: Path) -> None:
+    """The second is refused with the holder's name, and later resumes from what the first has written."""
+    first, grid = scene("fedlesam-s", folder=tmp_path)
+    second, other_grid = scene("fedlesam-s", folder=tmp_path)
+    refused = []
+
+    def meanwhile(rounds: int, arrays: Any) -> None:
+        if rounds != 1:
+            return
+        for start in (Strategy.start, FlowerStrategy.start):
+            with pytest.raises(ValueError, match=rf"in use by process {os.getpid()} on .*another folder"):
+                start(second, other_grid, second.arrays, num_rounds=5, timeout=TIMEOUT)
+            refused.append(start)
+
+    first.start(grid, num_rounds=2, timeout=TIMEOUT, evaluate_fn=meanwhile)
+    assert len(refused) == 2
+    second.start(grid, num_rounds=3, timeout=TIMEOUT)
+    fed = simulation("fedlesam-s")
+    list(fed.run(3))
+    assert_same_state(second, fed)
+    assert [done.round for done in second.rounds] == [0, 1, 2]

@@ -15,7 +15,16 @@ pytest.importorskip("flwr", reason="needs Flower: pip install 'fedlesam[flower]'
 from machines import APP, Deployment, environment, free_port
 
 from fedlesam.cli import cli
-from fedlesam.flower.check import Connection, check_app, check_connection, check_environment, read_connection
+from fedlesam.flower.app import App, read_app
+from fedlesam.flower.check import (
+    Connection,
+    check_app,
+    check_connection,
+    check_environment,
+    check_nodes,
+    read_connection,
+)
+from fedlesam.flower.keys import make_keys
 
 pytestmark = pytest.mark.extras
 
@@ -24,18 +33,18 @@ def levels(findings: Any, text: str) -> list[str]:
     return [finding.level for finding in findings if text in finding.text]
 
 
-def write_app(folder: Path, config: str = "", components: str = "") -> Path:
+def write_app(folder: Path, config: str = "", components: str = "") -> App:
     folder.mkdir(exist_ok=True)
     components = components or 'serverapp = "app:server"\nclientapp = "app:client"'
     tables = {"": 'publisher = "x"', ".components": components, ".config": config}
     text = "\n".join(f"[tool.flwr.app{name}]\n{lines}" for name, lines in tables.items())
     (folder / "pyproject.toml").write_text(text)
     (folder / "app.py").touch()
-    return folder
+    return read_app(folder)
 
 
 def test_the_example_is_in_order() -> None:
-    found = list(check_app(APP))
+    found = list(check_app(read_app(APP)))
     assert {finding.level for finding in found} <= {"ok", "note"}
     assert levels(found, "folder is empty") == ["note"]
 
@@ -58,18 +67,34 @@ def test_an_app_without_its_parts(tmp_path: Path) -> None:
     assert levels(found, "clientapp") == ["missing"]
     (tmp_path / "pyproject.toml").write_text("[project]\n")
     with pytest.raises(ValueError, match=r"no \[tool.flwr.app\]"):
-        list(check_app(tmp_path))
+        read_app(tmp_path)
 
 
 def test_private_keys_in_the_app(tmp_path: Path) -> None:
     app = write_app(tmp_path / "app")
-    key = app / "keys" / "node0"
+    key = app.folder / "keys" / "node0"
     key.parent.mkdir()
     key.write_text("-----BEGIN OPENSSH PRIVATE KEY-----\n")
     key.chmod(0o644)
     assert levels(check_app(app), str(key)) == ["insecure", "insecure"]
     key.chmod(0o600)
     assert levels(check_app(app), str(key)) == ["insecure"]
+
+
+@pytest.mark.parametrize(
+    ("config", "online", "level", "says"),
+    [
+        ("clients = 3", 2, "missing", "start the others"),
+        ("clients = 3", 3, "ok", "one for each of 3 clients"),
+        ("clients = 3", 4, "note", "partition-id 0 to 2 are used"),
+        ("", 0, "missing", "0 SuperNodes are connected"),
+        ("", 1, "ok", "1 SuperNode is connected"),
+    ],
+)
+def test_connected_nodes_against_clients(config: str, online: int, level: str, says: str, tmp_path: Path) -> None:
+    found = check_nodes(online, write_app(tmp_path, config))
+    assert found.level == level
+    assert says in found.text
 
 
 def test_what_the_environment_leaves_on() -> None:
@@ -139,16 +164,14 @@ def test_a_secure_superlink(secure: Deployment, monkeypatch: pytest.MonkeyPatch)
     code, found = run_check(secure.folder / "cli-home", monkeypatch)
     assert said(found, "a SuperNode with an unknown key is refused") == ["ok"]
     assert said(found, "whoever reaches this port can start runs") == ["note"], "on loopback; elsewhere it is insecure"
-    assert said(found, "0 SuperNodes are connected") == ["missing"]
+    assert said(found, "0 SuperNodes are connected, the app has 3 clients") == ["missing"]
     assert said(found, "renew it") == ["missing"], "the certificate of this test is good for two days"
     assert code == 1
     assert secure.nodes() == [], "nothing is left of the question"
 
 
 def test_another_authority(secure: Deployment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import runpy
-
-    runpy.run_path(str(APP / "keys.py"))["make"](tmp_path / "keys", ["127.0.0.1"], 0, 2)
+    make_keys(tmp_path / "keys", [], 0, days=2)
     write_connection(tmp_path / "home", secure.port, f'root-certificates = "{tmp_path / "keys" / "ca.crt"}"')
     code, found = run_check(tmp_path / "home", monkeypatch)
     assert said(found, "its certificate is not accepted") == ["insecure"]

@@ -2,8 +2,8 @@
 
 import json
 import os
-import runpy
 import signal
+import ssl
 import time
 import tomllib
 from collections.abc import Iterator
@@ -20,9 +20,11 @@ pytest.importorskip("flwr", reason="needs Flower: pip install 'fedlesam[flower]'
 
 from flwr.app import Context, RecordDict
 from machines import APP, Deployment, members, three_nodes, wait
+from proxy import NGINX, proxy
 
 from fedlesam import Federation
 from fedlesam.flower import checkpoint
+from fedlesam.flower.keys import make_keys
 
 pytestmark = [
     pytest.mark.extras,
@@ -34,10 +36,10 @@ ROUNDS = 5
 
 @pytest.fixture(scope="module")
 def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    """Nodes 0 and 1 keep their memory in files, node 2 does not."""
+    """Nodes 0 and 1 keep their memory in files, node 2 does not. Node 1 is behind a proxy, and has our executor."""
     folder = tmp_path_factory.mktemp("deployment")
     memory = {f"node{client}": f'memory="{folder / "memory"}"' for client in (0, 1)}
-    with three_nodes(folder, **memory) as running:
+    with three_nodes(folder, forked=1, through=proxy if NGINX else None, **memory) as running:
         yield running
     assert not any(members(machine.home) for machine in running.machines.values()), "no process is left behind"
 
@@ -103,10 +105,31 @@ def test_deployment_equals_simulation(
     assert torch.equal(nn.utils.parameters_to_vector(result.parameters()), named["weights"])
 
 
+@pytest.mark.skipif(NGINX is None, reason="needs nginx: apt install nginx")
+def test_the_proxy_passes_what_supernodes_need_and_nothing_else(deployment: Deployment) -> None:
+    """Node 1 has trained through it, above; control and runtime cannot be reached, however the path is written."""
+    import httpx
+
+    port, log = deployment.proxy or (0, Path())
+    passed = log.read_text()
+    assert passed.count('"POST /v1/fleet/push-messages HTTP/1.1" 200') >= 2
+    assert '" 4' not in passed.replace('" 499', ""), "no limit is reached by a node at work"
+    verify = ssl.create_default_context(cafile=str(deployment.keys / "ca.crt"))
+    refused = ("control/list-nodes", "control/start-run", "runtime/acquire-task", "fleet/../control/list-nodes")
+    with httpx.Client(base_url=f"https://127.0.0.1:{port}", verify=verify) as client:
+        for path in (*refused, "fleet/%2e%2e/control/list-nodes", "fleet/..%2fcontrol/list-nodes", ""):
+            request = client.build_request("POST", "/v1/fleet/x")
+            request.url = request.url.copy_with(raw_path=f"/v1/{path}".encode())
+            assert client.send(request).status_code == 403, path
+        assert client.post("/v1/fleet/push-object", content=b"x" * (17 << 20)).status_code == 413
+        assert client.post("/v1/fleet/pull-messages").status_code in (400, 401, 403, 412, 415), "Flower's own refusal"
+    assert len(deployment.nodes()) >= 3, "without the proxy anybody may ask"
+
+
 def test_strangers_are_refused(deployment: Deployment, tmp_path: Path) -> None:
     """A key that was not registered; and a SuperLink that shows a certificate of another authority."""
     other = tmp_path / "keys"
-    runpy.run_path(str(APP / "keys.py"))["make"](other, ["127.0.0.1"], 1, 2)
+    make_keys(other, [], 1, days=2)
     before = {(node["node-id"], node["status"]) for node in deployment.nodes()}
     stranger = deployment.supernode(0, name="stranger", key=other / "node0")
     misled = deployment.supernode(0, name="misled", ca=other / "ca.crt")

@@ -10,11 +10,13 @@ from torch import nn
 pytest.importorskip("flwr", reason="needs Flower: pip install 'fedlesam[flower]'")
 
 from local_grid import LocalGrid
-from scenes import CLIENTS, SEED, TIMEOUT, app, assert_same_memories, assert_same_state, model, scene, simulation
+from scenes import CLIENTS, QUICK, SEED, TIMEOUT, app, assert_same_memories, assert_same_state, model, scene, simulation
+from seven_tasks import KINDS
+from worlds import training
 
-from fedlesam import algorithms
+from fedlesam import Federation, algorithms
 from fedlesam.algorithms import CATALOGUE, Algorithm, fedsam
-from fedlesam.flower import Strategy
+from fedlesam.flower import Strategy, client_app
 from fedlesam.rules import Adam, DynamicRegulariser, GlobalAscent
 
 pytestmark = pytest.mark.extras
@@ -54,6 +56,27 @@ def test_a_method_of_ones_own() -> None:
     strategy, grid = scene(own)
     strategy.start(grid, num_rounds=3, timeout=TIMEOUT)
     fed = simulation(own)
+    list(fed.run(3))
+    assert_same_state(strategy, fed)
+
+
+@pytest.mark.parametrize("kind", ["classification", "multilabel"])
+@pytest.mark.parametrize("name", ["fedsam", "fedlesam-s"])
+def test_batches_that_are_dicts_and_nested_tuples(name: str, kind: str) -> None:
+    """Two passes, and a shifted start with control variates; of several inputs."""
+    world, local = KINDS[kind](), training(epochs=1)
+    hyper = {"rho": 0.1}
+    app = client_app(
+        lambda context: copy.deepcopy(world.model),
+        lambda context: world.clients[context.node_config["partition-id"]],
+        local,
+        task=world.task,
+        threads=1,
+    )
+    clients = len(world.clients)
+    strategy = Strategy(world.model, name, clients=clients, seed=SEED, hyper=hyper, **QUICK)
+    strategy.start(LocalGrid(app, clients), num_rounds=3, timeout=TIMEOUT)
+    fed = Federation(world.model, world.clients, algorithms.get(name, **hyper), local, task=world.task, seed=SEED)
     list(fed.run(3))
     assert_same_state(strategy, fed)
 

@@ -1,13 +1,10 @@
 """The app of the SuperLink."""
 
-import json
-from logging import INFO
 from pathlib import Path
 
 import torch
 from flwr.app import ArrayRecord, Context, MetricRecord
 from flwr.serverapp import Grid, ServerApp
-from flwr.supercore import log
 from safetensors.torch import save_file
 
 from fedlesam.core.batches import Batches
@@ -46,6 +43,5 @@ def main(grid: Grid, context: Context) -> None:
     )
     rounds, timeout = int(config["rounds"]), float(config["timeout"])
     result = strategy.start(grid, num_rounds=rounds, timeout=timeout, evaluate_fn=evaluate)
-    log(INFO, "result: %s", json.dumps({str(k): dict(v) for k, v in result.evaluate_metrics_serverapp.items()}))
     if folder is not None:
         save_file(result.arrays.to_torch_state_dict(), folder / "model.safetensors")

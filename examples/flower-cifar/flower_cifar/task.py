@@ -32,7 +32,9 @@ def model_for(config: dict[str, Any], data: DataSet) -> nn.Module:
 
 
 def client_model(context: Context) -> nn.Module:
-    return model_for(context.run_config, load(context.run_config, str(context.node_config.get("data-dir", ""))))
+    """On a GPU where there is one; `device` of the node config decides otherwise."""
+    data = load(context.run_config, str(context.node_config.get("data-dir", "")))
+    return model_for(context.run_config, data).to("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def local_training(context: Context) -> LocalTraining:
