@@ -10,7 +10,7 @@ import click
 COMMANDS = {
     "run": "train one method into a run folder",
     "compare": "train several methods on the same split and rank them",
-    "probe": "sharpness, curvature and loss surface of finished runs; Theorem 2",
+    "probe": "measure runs: sharpness, curvature, drift, loss surfaces",
     "report": "one page of runs: charts, loss surfaces, costs; figures and tables for a paper",
     "watch": "the same page, live, while runs train",
     "tune": "search hyper-parameters on held-out training data",
@@ -18,7 +18,7 @@ COMMANDS = {
     "data": "fetch data sets, and check those you have",
     "runs": "the runs in a folder: state, accuracy, time left",
     "cost": "what a run will need: RAM, disk, traffic, backward passes",
-    "deploy": "look at a Flower deployment: what is insecure or missing",
+    "deploy": "a Flower app on this machine with one command; keys, and what is insecure or missing",
     "explain": "a method: its equations, what it sends and keeps, its papers",
     "list": "the algorithms, data sets, models and splits there are",
     "demo": "five methods on the embedded data in a minute, with pictures",
@@ -59,7 +59,7 @@ class Lazy(click.Group):
 @click.group(cls=Lazy, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(package_name="fedlesam")
 def cli() -> None:
-    """Sharpness-aware federated learning: the methods of the FedLESAM paper, exact, composable and measured.
+    """Federated learning methods for PyTorch: exact, composable, resumable, with the flatness of their minima measured.
 
     \b
     A first look:        fedlesam demo
@@ -72,8 +72,8 @@ def cli() -> None:
 
     Repeat a command to resume an interrupted run at its last checkpoint.
 
-    Exit codes: 0 done, 1 some runs of several failed, 2 bad input, 3 the numbers stopped being finite, 4 a worker died
-    or was lost, 130 interrupted (Ctrl-C), 143 terminated (SIGTERM).
+    Exit codes: 0 done, 1 some runs of several failed, 2 bad input, 3 the numbers stopped being finite or no client ever
+    answered, 4 a worker died or was lost, 130 interrupted (Ctrl-C), 143 terminated (SIGTERM).
     """
 
 
@@ -109,5 +109,5 @@ def main(command: click.Command = cli) -> None:
 
 
 def _leads() -> bool:
-    """Of the processes that torchrun starts, the first speaks for all: it hears what went wrong in the others."""
+    """Of the processes that torchrun starts, the first prints for all: the others send it their errors."""
     return os.environ.get("RANK", "0") == "0"

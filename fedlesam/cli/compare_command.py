@@ -3,6 +3,7 @@
 import dataclasses
 import json
 from collections.abc import Callable
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -14,6 +15,7 @@ from fedlesam.runs.evaluated import evaluated_on
 
 if TYPE_CHECKING:
     from fedlesam.federation import Record
+    from fedlesam.runs.read import Run
 
 
 @grouped_command(
@@ -41,9 +43,14 @@ def command(
 
 
 def show_comparison(
-    settings: Settings, algorithms: list[str], seeds: int, trackers: dict[str, Any], output: Output
+    settings: Settings,
+    algorithms: list[str],
+    seeds: int,
+    trackers: dict[str, Any],
+    output: Output,
+    story: "Callable[[list[Run]], list[str]] | None" = None,
 ) -> None:
-    from fedlesam.cli.show import Display
+    from fedlesam.cli.show import WIDTH_IN_A_PIPE, Display
     from fedlesam.cli.show_ranking import print_gains, print_ranking
     from fedlesam.report import pictures
     from fedlesam.report.ranking import ranking
@@ -72,6 +79,9 @@ def show_comparison(
     elif not output.quiet:
         print_ranking(rows, on)
         print_gains(rows, found.groups[0].label)
+        for sentence in story(runs) if story is not None else ():
+            click.echo(f"\n{fill(sentence, WIDTH_IN_A_PIPE)}")
+        click.echo()
         for picture in drawn:
             click.echo(f"picture: {picture}")
         click.echo(f"runs: {out}")

@@ -26,11 +26,16 @@ def command(what: str, as_json: bool) -> None:
 
     print_table(columns, [[str(cell) for cell in row] for row in rows])
     if what == "data":
-        from fedlesam.data.catalogue import OPTIONS
+        from fedlesam.data.catalogue import FILE_OPTIONS, FILE_SETS, OPTIONS, PATHS
 
         click.echo("\nWith domains (--split leave-out:DOMAIN) these options can follow, e.g. pacs:size=96,limit=100:")
         for name, meaning in OPTIONS.items():
             click.echo(f"  {name:<7}{meaning}")
+        click.echo("\nThese options can follow texts, e.g. shakespeare:stride=1 or texts:PATH,length=64:")
+        for name, meaning in FILE_OPTIONS.items():
+            users = [known for known in (*FILE_SETS.values(), *PATHS.values()) if name in known.options]
+            defaults = ", ".join(f"{known.name} {known.options[name]}" for known in users)
+            click.echo(f"  {name:<7}{meaning} [{defaults}]")
     if what == "algorithms":
         click.echo(
             "\npasses: backward passes per local step. down, up: model-sized vectors a client receives and sends"
@@ -69,11 +74,11 @@ def show_rule(rule: Any) -> str:
 def models() -> Listing:
     import inspect
 
-    from fedlesam.models.catalogue import MODELS
+    from fedlesam.models.catalogue import FROM_DATA, MODELS
 
     rows = []
     for name, make in MODELS.items():
-        options = [str(p) for k, p in inspect.signature(make).parameters.items() if k not in ("shape", "classes")]
+        options = [str(p) for k, p in inspect.signature(make).parameters.items() if k not in FROM_DATA]
         summary = (inspect.getdoc(make) or "").splitlines()[0]
         rows.append([name, ", ".join(options).replace("'", "") or "-", summary])
     own = ["module:callable", "-", "your own, called with shape and classes"]

@@ -24,6 +24,8 @@ NAMED = {
     "split": "fedlesam.data.splits.SCHEMES",
 }
 """Settings that are names, and where those are."""
+SHORTER = {"keep_last": [" /--no-keep"]}
+"""More names of switches."""
 
 
 Settings = Callable[[], RunConfig]
@@ -123,7 +125,8 @@ def setting(key: str, known: Option, default: Value | None) -> Callable[[Any], A
     """The flag of a setting or hyper-parameter."""
     flag, shown = key.replace("_", "-"), "" if default is None or isinstance(default, bool) else f"  [{default}]"
     if KINDS[known.kind][1] == (bool,):
-        return option(f"--{flag}/--no-{flag}", key, group=known.group, default=None, help=known.help)
+        names = [f"--{flag}/--no-{flag}", *SHORTER.get(key, ())]
+        return option(*names, key, group=known.group, default=None, help=known.help)
     if key in ("probe", "metric"):
         join = {"multiple": True, "callback": lambda ctx, param, words: " ".join(words) or None}
         metavar = PROBE if key == "probe" else "NAME"

@@ -61,14 +61,14 @@ def command(
     surface    the loss along one or two random directions, the same for all runs;
                stopped and repeated, it resumes
                [dims=2,points=25,span=1.0,samples=1000,seed=0]
-    drift      of an unfinished run: how far clients' perturbations point from the global one
+    drift      at a checkpoint: how far clients' perturbations point from the global one
                in the round after its last checkpoint  [samples=1000,full=yes]
-    estimate   of an unfinished run: the cosine of FedLESAM's estimate and the global gradient
+    estimate   at a checkpoint: the cosine of FedLESAM's estimate and the global gradient
                [samples=1000]
 
     `samples` is about how many training samples are used, as many of each client; 0 takes all. Numbers go to
     RUN/probes.jsonl and RUN/surface-2d.safetensors. Drift, estimate and sharpness of trained clients need what clients
-    remember, which a finished run has no more: measure them while training, with `fedlesam run --probe drift:every=10`.
+    remember, which is in the last checkpoint. To see them over time: `fedlesam run --probe drift:every=10`.
     Centralised training (split pooled) named beside federated runs is measured on their clients.
     """
     from fedlesam.cli.show import Display

@@ -24,8 +24,8 @@ def command(settings: Settings, trackers: dict[str, Any], output: Output) -> Non
 
     The folder holds config.toml (every setting, resolved), metrics.jsonl (a line a round), model.safetensors,
     split.safetensors, summary.json and versions.json. Repeat the command to resume a run that was interrupted or
-    killed, from its last checkpoint (--checkpoint-every); the results are the same to the bit. On a finished run the
-    same command only says so.
+    killed, from its last checkpoint (--checkpoint-every); the results are the same to the bit. For a finished run it
+    only prints the results.
     """
     from fedlesam.cli.show import Display, print_scores
     from fedlesam.engines.world import from_environment
@@ -42,7 +42,7 @@ def command(settings: Settings, trackers: dict[str, Any], output: Output) -> Non
         config, folder = settle(settings(), output.out)
     display = Display(output.quiet or output.as_json)
     for note in notes(config, world):
-        display.say(note)
+        display.print(note)
     there = RunFolder(folder)
     done = there.is_finished() and there.read_config().rounds >= config.rounds
     with display.open(folder), watching(openers) as watchers:

@@ -3,30 +3,39 @@
 import dataclasses
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from fedlesam.cli.options import grouped_command, json_option
+from fedlesam.cli.options import grouped_command, json_option, option
+
+if TYPE_CHECKING:
+    from fedlesam.runs.overview import Folded, Overview
+
+SORTS = ("name", "newest", "score")
 
 
 @grouped_command(
     "runs",
     "fedlesam runs",
-    "fedlesam runs runs/rho --json",
+    "fedlesam runs --sort newest",
+    "fedlesam runs runs/rho --sort score",
+    "fedlesam runs --all --json",
 )
 @click.argument("folder", type=click.Path(path_type=Path), default="runs", metavar="[DIR]")
+@option("--sort", type=click.Choice(SORTS), default="name", help="name, newest or score: best first  [name]")
+@option("--all", "everything", is_flag=True, help="every run of comparisons and sweeps, not one line for each of them")
 @json_option
-def command(folder: Path, as_json: bool) -> None:
-    """All runs in a folder [runs] and the folders in it: what state they are in, how far they are, what they reached.
+def command(folder: Path, sort: str, everything: bool, as_json: bool) -> None:
+    """The runs in a folder [runs] and below it: what state they are in, how far they are, what they reached.
 
     running: a process works on it, with the time it will still take. interrupted: by Ctrl-C or a kill; its command
-    resumes it. stopped: by an error. The accuracy is of the last evaluation, of test data or of training samples
-    held out, with its round where that is not the last one done. Checkpoints are what an unfinished run keeps on disk
-    to resume from.
+    resumes it. stopped: by an error. Runs of a comparison or a sweep are one line, with the best of them; name its
+    folder to see each. The accuracy is of the last evaluation, of test data or of training samples held out, with its
+    round where that is not the last one done. Checkpoints are what an unfinished run keeps on disk to resume from.
     """
-    from fedlesam.cli.show import format_duration, print_table
-    from fedlesam.runs.evaluated import Measure
-    from fedlesam.runs.overview import find_runs
+    from fedlesam.cli.show import print_table
+    from fedlesam.runs.overview import Folded, Overview, find_runs, fold
 
     if not folder.is_dir():
         raise ValueError(f"{folder}: is not a folder; name the one that holds your runs")
@@ -37,27 +46,53 @@ def command(folder: Path, as_json: bool) -> None:
     if not found:
         click.echo(f"{folder}: no runs here")
         return
+    lines: list[Overview | Folded] = [*found] if everything else fold(found, folder)
+    if sort == "newest":
+        lines.sort(key=lambda line: -line.changed)
+    elif sort == "score":
+        lines.sort(key=_badness)
     alone = all(run.measure == "accuracy" for run in found)
-    columns = [
-        "run",
-        "method",
-        "state",
-        "round",
-        "accuracy %" if alone else "measure",
-        "of",
-        "time left",
-        "checkpoints",
-    ]
-    rows = []
-    for run in found:
-        name = str(run.path.relative_to(folder)) if run.path != folder else run.path.name
-        state = run.state if not run.why else f"{run.state}: {run.why}"
-        rounds = f"{run.round}/{run.rounds}" if run.rounds else str(run.round)
-        size = f"{run.checkpoint_bytes / 1e6:.1f} MB" if run.checkpoint_bytes else "-"
-        left = "-" if run.seconds_left is None else format_duration(run.seconds_left)
-        at = "" if run.accuracy_round in (None, run.round) else f", round {run.accuracy_round}"
-        measure = Measure(run.measure)
-        score = measure.show(run.score) if alone else f"{measure.title} {measure.show(run.score)}{measure.unit}"
-        rows.append([name, run.algorithm, state, rounds, score, run.evaluated_on + at, left, size])
-    print_table(columns, rows)
-    click.echo(f"\n{'Accuracy' if alone else 'Measure'}: of the last evaluation.")
+    score = "accuracy %" if alone else "measure"
+    columns = ["run", "method", "state", "round", score, "of", "time left", "checkpoints"]
+    print_table(
+        columns, [_cells(line, folder, alone) for line in lines], whole=[name for name in columns if name != "state"]
+    )
+    folded = any(isinstance(line, Folded) for line in lines)
+    more = f" Several runs: the best of them; see each with `fedlesam runs {folder}/NAME` or --all." if folded else ""
+    click.echo(f"\n{'Accuracy' if alone else 'Measure'}: of the last evaluation.{more}")
+
+
+def _cells(line: "Overview | Folded", folder: Path, alone: bool) -> list[str]:
+    from fedlesam.cli.show import format_duration
+    from fedlesam.runs.evaluated import Measure
+    from fedlesam.runs.overview import Folded
+
+    name = str(line.path.relative_to(folder)) if line.path != folder else line.path.name
+    runs = line.runs if isinstance(line, Folded) else [line]
+    best = line.best if isinstance(line, Folded) else line
+    size = sum(run.checkpoint_bytes for run in runs)
+    left = max((run.seconds_left for run in runs if run.seconds_left is not None), default=None)
+    done, total = (sum(getattr(run, what) for run in runs) for what in ("round", "rounds"))
+    score, of = "-", ""
+    if best is not None:
+        measure, at = Measure(best.measure), best.accuracy_round
+        score = measure.show(best.score) if alone else f"{measure.title} {measure.show(best.score)}{measure.unit}"
+        of = best.evaluated_on + ("" if at in (None, best.round) else f", round {at}")
+    if isinstance(line, Folded):
+        few = line.methods if len(line.methods) <= 3 else [f"{len(line.methods)} methods"]
+        method, state = f"{', '.join(few)}; {len(runs)} runs", line.state
+        of += f" of {best.algorithm}" if best is not None and len(line.methods) > 1 else ""
+    else:
+        method, state = line.algorithm, f"{line.state}: {line.why}" if line.why else line.state
+    rest = ["-" if left is None else format_duration(left), f"{size / 1e6:.1f} MB" if size else "-"]
+    return [name, method, state, f"{done}/{total}" if total else str(done), score, of, *rest]
+
+
+def _badness(line: "Overview | Folded") -> tuple[str, bool, float]:
+    """Best first, each measure by itself."""
+    from fedlesam.runs.overview import Folded
+
+    best = line.best if isinstance(line, Folded) else line
+    if best is None or best.score is None:
+        return "~", True, 0.0
+    return best.measure, False, best.score if best.smaller else -best.score

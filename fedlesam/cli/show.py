@@ -1,14 +1,14 @@
 """What a person sees when runs are done. Colour only on a terminal."""
 
 from collections.abc import Collection
-from typing import Any
+from typing import Any, Literal
 
 import click
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from fedlesam.runs.evaluated import Measure, scores_of, summary_measure
+from fedlesam.runs.evaluated import PARTS, Measure, over_clients, scores_of, summary_measure
 from fedlesam.runs.progress import Display as Display
 from fedlesam.runs.progress import describe as describe
 from fedlesam.runs.progress import format_duration as format_duration
@@ -38,20 +38,36 @@ def print_scores(summary: dict[str, Any], on: str) -> None:
         parts.append(f"{untested} clients dropped: none of their classes are evaluated")
     if parts:
         click.echo(f"{on} accuracy per client: {', '.join(parts)}")
+    for name, own in (summary.get("test_clients") or {}).items():
+        one = Measure(name)
+        parts = [f"{PARTS[part]} {one.show(value)}{one.unit}" for part, value in over_clients(summary, one).items()]
+        parts += (
+            [f"{own['untested']} clients have none" if one.name == measure.name else ""] if own.get("untested") else []
+        )
+        click.echo(f"{one.title} on clients' own test samples: {', '.join(filter(None, parts))}")
 
 
-def print_table(columns: list[str], rows: list[list[str]], numbers: Collection[str] = ()) -> None:
+def print_table(
+    columns: list[str], rows: list[list[str]], numbers: Collection[str] = (), whole: Collection[str] = ()
+) -> None:
     """Print rows below the names of their columns.
 
     Args:
         columns: The names.
         rows: A cell for each.
         numbers: Columns that are set to the right.
+        whole: Columns that are never broken, for names to copy; a narrow terminal gets longer lines.
     """
     table = Table(header_style="bold", box=None, pad_edge=False)
     for column in columns:
-        table.add_column(column, overflow="fold", justify="right" if column in numbers else "left")
+        justify: Literal["right", "left"] = "right" if column in numbers else "left"
+        table.add_column(column, overflow="fold", justify=justify, no_wrap=column in whole)
     for row in rows:
         table.add_row(*map(escape, row))
     console = Console()
-    (console if console.is_terminal else Console(width=WIDTH_IN_A_PIPE)).print(table)
+    width = console.width if console.is_terminal else WIDTH_IN_A_PIPE
+    if whole:
+        sizes = [max(map(len, (name, *cells))) for name, *cells in zip(columns, *rows, strict=True)]
+        least = [size if name in whole else min(size, 9) for name, size in zip(columns, sizes, strict=True)]
+        width = max(width, sum(least) + 2 * len(least))
+    Console(width=width).print(table)

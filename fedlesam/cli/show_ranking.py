@@ -4,20 +4,24 @@ import click
 
 from fedlesam.cli.show import print_table
 from fedlesam.report.ranking import MEASURES, Row
-from fedlesam.runs.evaluated import TEST
+from fedlesam.runs.evaluated import PARTS, TEST
 
 
 def print_ranking(rows: list[Row], on: str = TEST) -> None:
     """Best first; costs beside FedAvg's, the field's unit, where it is among the methods."""
     numbers = ["last", "mean of last", "best", "backward passes", "MB sent", "seconds"]
-    table = []
+    table, probed = [], any(row.sharpness is not None for row in rows)
+    if probed:
+        numbers.insert(3, "sharpness")
     base = next((row for row in rows if row.algorithm == "fedavg"), None)
     for place, row in enumerate(rows, 1):
-        passes = f" {row.backward_passes / base.backward_passes:.1f}x" if base and base.backward_passes else ""
+        passes = f" {row.backward_passes / base.backward_passes:.1f}x" if base else ""
         sent = f" {row.megabytes / base.megabytes:.1f}x" if base else ""
         costs = f"{row.backward_passes:,.0f}{passes}", f"{row.megabytes:,.1f}{sent}", f"{row.seconds:.1f}"
-        values = (_accuracy(row, measure) for measure in MEASURES)
-        table.append([str(place), row.algorithm, row.hyper or "-", *values, *costs])
+        values = [_accuracy(row, measure) for measure in MEASURES]
+        if probed:
+            values.append("-" if row.sharpness is None else f"{row.sharpness.mean:.3g}")
+        table.append([str(place), row.algorithm, row.numbers or "-", *values, *costs])
     print_table(["#", "method", "values", *numbers], table, ["#", *numbers])
     seeds, measure = max(row.seeds for row in rows), rows[0].measure
     what = f"{on.capitalize()} {measure.title}{' in %' if measure.percent else ''}"
@@ -25,8 +29,30 @@ def print_ranking(rows: list[Row], on: str = TEST) -> None:
         f"\n{what}: of the last round, of the last 10 evaluations, of the best round."
         + (" Smaller is better." if measure.smaller else "")
         + (" x: times FedAvg." if base else "")
+        + ("\nSharpness: how much the training loss rises within the probe's radius." if probed else "")
         + (f"\nMeans over {seeds} seeds; ± is the standard deviation over seeds." if seeds > 1 else "")
     )
+    _print_clients(rows)
+
+
+def _print_clients(rows: list[Row]) -> None:
+    """The measure over clients, where they were tested on their own samples."""
+    shown = [
+        [
+            row.algorithm,
+            *(
+                row.measure.show(row.clients.get(part))
+                + (f" ± {row.measure.show(row.client_spreads[part])}" if part in row.client_spreads else "")
+                for part in PARTS
+            ),
+        ]
+        for row in rows
+        if row.clients
+    ]
+    if shown:
+        measure = rows[0].measure
+        click.echo(f"\n{measure.title.capitalize()}{' in %' if measure.percent else ''} on clients' own test samples\n")
+        print_table(["method", *PARTS.values()], shown, list(PARTS.values()))
 
 
 def print_gains(rows: list[Row], first: str) -> None:

@@ -1,5 +1,6 @@
 """One progress bar for a queue of runs: how much is done, what is under way, how long it will take."""
 
+import logging
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,25 +24,31 @@ def watch_sweep(display: Display, tasks: Sequence[Task]) -> Watch:
     done: dict[Path, int] = {}
     resumed: dict[Path, int] = {}
     counts = {"finished": 0, "failed": 0}
-    began = 0.0
+    began, before = 0.0, 0
+    if tasks:
+        what = f"{len(tasks)} runs to train, {total:,} rounds; a line follows the first"
+        logging.getLogger("fedlesam").info(what, extra={"without_bar": True})
 
     def see(event: Event) -> None:
-        nonlocal began
-        began = began or time.monotonic() - 1e-3  # the first event: starting up says nothing about the speed
+        nonlocal began, before
+        new = not began
         task, rounds = event.task, event.task.config.rounds
         done[task.folder] = min(rounds, event.round) if event.what == "round" else rounds
         resumed.setdefault(task.folder, max(0, done[task.folder] - 1))
         if event.what != "round":
             counts[event.what] += 1
             if event.what == "failed":
-                display.say(f"failed: {task.label}: {event.why}")
+                display.print(f"failed: {task.label}: {event.why}")
         worked = sum(done.values()) - sum(resumed.values())
-        left = (total - sum(done.values())) * (time.monotonic() - began) / worked if worked else 0.0
+        if new:  # what came before was starting up: it says nothing about the speed
+            began, before = time.monotonic(), worked
+        spent = time.monotonic() - began
+        left = (total - sum(done.values())) * spent / (worked - before) if worked > before else 0.0
         text = f"{counts['finished']} of {len(tasks)} runs"
         text += f", {counts['failed']} failed" if counts["failed"] else ""
         text += f", about {format_duration(left)} left" if left else ""
-        text += f"; {task.label} {event.round}/{rounds}" if event.what == "round" else ""
-        tick(sum(done.values()), total, text)
+        text += f"; {task.label} {event.round}/{rounds}  {event.state}".rstrip() if event.what == "round" else ""
+        tick(sum(done.values()), total, text, last=new or sum(done.values()) == total)
 
     return see
 

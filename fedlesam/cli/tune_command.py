@@ -56,7 +56,7 @@ def command(
     for values in points[:1]:
         configs.resolve(configs.update(base, values))  # refuses what the method does not take
     display = Display(output.quiet or output.as_json)
-    display.say(tuning.budget(base, trials or len(points), seeds))
+    display.print(tuning.budget(base, trials or len(points), seeds))
     out = output.out or tuning.default_folder(base, space, trials, seeds)
     with display.open(out), Sweep(out).open() as sweep:
         begin = functools.partial(watch_sweep, display)

@@ -2,22 +2,29 @@
 
 import re
 from collections import Counter, defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import accumulate
 
 import numpy as np
 
 from fedlesam.probes.readings import Reading
+from fedlesam.report import clients
 from fedlesam.report.groups import Comparison, Group, is_how_measured, shown
 from fedlesam.runs.evaluated import HELD_OUT, RENAMED, Measure
 from fedlesam.runs.read import Run
 
 COSTS = {
+    "backward passes": ("backward_passes",),
     "MB sent": ("bytes_down", "bytes_up"),
     "seconds of training": ("seconds",),
-    "backward passes": ("backward_passes",),
 }
 """What a curve can be drawn against, other than rounds."""
+
+
+Curve = tuple[list[int], list[float]]
+"""Rounds done, and values."""
 
 
 @dataclass(frozen=True)
@@ -60,9 +67,6 @@ LEARNING = (
     ("epsilon", "Privacy spent", "epsilon", 1.0),
 )
 
-ACCURACY = ("test_accuracy", "held_out_accuracy")
-"""Charts whose axis starts below the curves."""
-
 CAPTIONS = {
     "train_loss": "Mean over the active clients and their local steps, at the perturbed point and on their own data.",
     "epsilon": "Of (epsilon, delta)-differential privacy, up to each round, by the accountant.",
@@ -83,7 +87,8 @@ def charts_of(comparison: Comparison) -> list[Chart]:
     Args:
         comparison: The groups of runs that are compared.
     """
-    return [*learning_curves(comparison), *probe_curves(comparison), *slices(comparison)]
+    found = [*learning_curves(comparison), *client_curves(comparison), *probe_curves(comparison)]
+    return [*found, *slices(comparison)]
 
 
 def learning_curves(comparison: Comparison) -> list[Chart]:
@@ -94,7 +99,7 @@ def learning_curves(comparison: Comparison) -> list[Chart]:
     """
     found = []
     for name, title, label, factor in (*_metrics(comparison), *LEARNING):
-        series = [s for i, group in enumerate(comparison.groups) if (s := _over_seeds(i, group, name, factor))]
+        series = _series(comparison, partial(Run.curve, name=name), factor)
         key, log = name, name == "divergence" and _spans(series)
         if comparison.evaluated_on == HELD_OUT:
             key, title = RENAMED.get(name, name), title.replace("Test", "Held-out")
@@ -111,21 +116,46 @@ def _metrics(comparison: Comparison) -> list[tuple[str, str, str, float]]:
     return [(m.key, f"Test {m.title}", f"test {m.title}{' (%)' if m.percent else ''}", m.scale) for m in measures]
 
 
-def _over_seeds(number: int, group: Group, name: str, factor: float) -> Series | None:
-    runs = [run for run in group.runs if run.curve(name)[0]]
-    curves = [dict(zip(*run.curve(name), strict=True)) for run in runs]
-    series = _mean(number, [{x: factor * y for x, y in curve.items()} for curve in curves])
-    if series is None:
-        return None
-    costs = {}
+def client_curves(comparison: Comparison) -> list[Chart]:
+    """How a metric is distributed over clients, over rounds: its worst tenth, its mean and its spread.
+
+    Args:
+        comparison: The groups of runs that are compared.
+    """
+    found = []
+    for one in clients.distributions(comparison.runs):
+        for number, words in clients.NUMBERS.items():
+            series = _series(comparison, partial(clients.curve, of=one, number=number), one.measure.scale)
+            label = f"{words}{' (%)' if one.measure.percent else ''}"
+            if series:
+                key = f"{one.key}-{number}"
+                found.append(Chart(key, "clients", f"{one.title}: {words}", "round", label, series, one.caption))
+    return found
+
+
+def _series(comparison: Comparison, curve: Callable[[Run], Curve], factor: float) -> list[Series]:
+    """Of the groups that have it."""
+    groups = enumerate(comparison.groups)
+    return [series for i, group in groups if (series := _over_seeds(i, group, curve, factor)) is not None]
+
+
+def _over_seeds(number: int, group: Group, curve: Callable[[Run], Curve], factor: float) -> Series | None:
+    curves = [(run, dict(zip(*found, strict=True))) for run in group.runs if (found := curve(run))[0]]
+    series = _mean(number, [{x: factor * y for x, y in points.items()} for _, points in curves])
+    return None if series is None else replace(series, costs=_costs(group, [run for run, _ in curves], series.x))
+
+
+def _costs(group: Group, runs: list[Run], xs: list[float]) -> dict[str, list[float]]:
+    """What the runs had spent after so many rounds, mean over seeds; without what a run does not say."""
+    found = {}
     for cost, parts in COSTS.items():
         if cost == "MB sent" and group.centralised:
             continue
-        spent = [_spent(run, parts) for run in runs]
-        if all(len(one) == len(run.records) > 0 for one, run in zip(spent, runs, strict=True)):
+        spent = [[0.0, *_spent(run, parts)] for run in runs]
+        if all(len(one) == len(run.records) + 1 > max(xs) for one, run in zip(spent, runs, strict=True)):
             scale = 1e-6 if cost == "MB sent" else 1.0
-            costs[cost] = [scale * float(np.mean([one[int(x) - 1] for one in spent])) for x in series.x]
-    return replace(series, costs=costs)
+            found[cost] = [scale * float(np.mean([one[int(x)] for one in spent])) for x in xs]
+    return found
 
 
 def _spent(run: Run, parts: tuple[str, ...]) -> list[float]:
@@ -154,14 +184,15 @@ def probe_curves(comparison: Comparison) -> list[Chart]:
     measured: dict[str, list[Reading]] = defaultdict(list)
     for i, group in enumerate(comparison.groups):
         curves: dict[tuple[str, str], dict[int, dict[int, float]]] = defaultdict(lambda: defaultdict(dict))
-        for seed, run in enumerate(group.runs):
+        for place, run in enumerate(group.runs):
             for one in (one for probe in run.probes for one in run.series(probe)):
                 measured[one.probe].append(one)
                 for name, value in one.values.items():
-                    curves[one.probe, name][seed][one.round] = value
-        for key, by_seed in curves.items():
-            if mean := _mean(i, list(by_seed.values())):
-                found[key].append(mean)
+                    curves[one.probe, name][place][one.round] = value
+        for key, by_run in curves.items():
+            if mean := _mean(i, list(by_run.values())):
+                costs = _costs(group, [group.runs[place] for place in by_run], mean.x)
+                found[key].append(replace(mean, costs=costs))
     families = Counter((probe, _family(name)) for probe, name in found)
     charts = []
     for (probe, name), series in sorted(found.items(), key=lambda item: item[0][1] != FIRST.get(item[0][0])):

@@ -1,7 +1,7 @@
 """What was compared: runs that differ only in their seed are one group, and all else that differs is named."""
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from operator import attrgetter
@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedlesam.core.checks import is_number
 from fedlesam.core.names import is_path
 from fedlesam.probes.readings import Surface
 from fedlesam.report.style import Look, looks
@@ -52,6 +53,17 @@ class Group:
     def seeds(self) -> list[int]:
         """The seeds of its runs."""
         return [run.config.seed for run in self.runs]
+
+    @property
+    def values(self) -> str:
+        """Hyper-parameters that are numbers and not in the label."""
+        told = {word.partition("=")[0] for word in self.label.split()}
+        return numbers({name: value for name, value in self.runs[0].config.hyper.items() if name not in told})
+
+    @property
+    def legend(self) -> str:
+        """The label with its hyper-parameters."""
+        return f"{self.label} {self.values}".strip()
 
     def surface(self, dims: int) -> Surface | None:
         """The loss surface of the first seed that has one.
@@ -240,6 +252,16 @@ def shown(value: Any, name: str = "") -> str:
         name: The setting.
     """
     return f"{value:g}" if isinstance(value, float) and name not in configs.SHARES else str(value)
+
+
+def numbers(hyper: Mapping[str, Any]) -> str:
+    """The hyper-parameters that are numbers; without a server step of 1, the plain mean.
+
+    Args:
+        hyper: Of a method.
+    """
+    found = [(name, value) for name, value in hyper.items() if is_number(value) and (name, value) != ("lr_g", 1)]
+    return ", ".join(f"{name}={shown(value)}" for name, value in found)
 
 
 def _doubts(comparison: Comparison) -> list[str]:

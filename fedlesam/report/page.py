@@ -5,7 +5,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.metadata import version
 from importlib.resources import files
 from typing import Any
@@ -13,12 +13,14 @@ from typing import Any
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from jinja2.utils import htmlsafe_json_dumps
 
-from fedlesam.report.charts import ACCURACY, COSTS, Chart
+from fedlesam.core.checks import is_number
+from fedlesam.report import sweeps
+from fedlesam.report.charts import COSTS, Chart
 from fedlesam.report.commands import command
-from fedlesam.report.groups import Comparison, shared, shown
+from fedlesam.report.groups import Comparison, Group, shared, shown
 from fedlesam.report.style import ON_DARK
 from fedlesam.report.tables import Table
-from fedlesam.runs.evaluated import HELD_OUT
+from fedlesam.runs.evaluated import HELD_OUT, Measure
 
 DIGITS = 5
 """Significant digits of a number in a chart: more cannot be seen, and would double the file."""
@@ -36,7 +38,9 @@ def page(comparison: Comparison, charts: list[Chart], tables: list[Table], live:
     pool = Pool()
     panels = {
         "curves": _learning(charts, pool),
-        "flatness": _probes(charts, pool),
+        "clients": _choices(charts, pool, clients=True),
+        "sweep": _sweeps(comparison),
+        "flatness": _choices(charts, pool, clients=False),
         "surfaces": [*_surfaces(comparison), *_slices(charts, pool)],
         "split": _splits(comparison),
     }
@@ -44,7 +48,14 @@ def page(comparison: Comparison, charts: list[Chart], tables: list[Table], live:
     for number, panel in enumerate(in_order):
         panel.number = number
     groups = [
-        {"label": g.label, "light": g.look[0], "dark": ON_DARK.get(g.look[0], g.look[0]), "line": g.look[1]}
+        {
+            "label": g.label,
+            "values": g.values,
+            "seeds": len(g.runs),
+            "light": g.look[0],
+            "dark": ON_DARK.get(g.look[0], g.look[0]),
+            "line": g.look[1],
+        }
         for g in comparison.groups
     ]
     script, plotly = _file("page.js"), files("plotly").joinpath("package_data", "plotly.min.js").read_text("utf-8")
@@ -55,13 +66,17 @@ def page(comparison: Comparison, charts: list[Chart], tables: list[Table], live:
         title=title(comparison),
         subtitle=subtitle(comparison),
         groups={group["label"]: {"number": i, **group} for i, group in enumerate(groups)},
+        hyper={group.label: _all_values(group) for group in comparison.groups},
         comparison=comparison,
         tables={table.key: table for table in tables},
         panels=panels,
+        costs=_costs(charts),
         common={name: shown(value, name) for name, value in comparison.common.items()},
         versions=_versions(comparison),
         commands=[command(run.config) for run in comparison.runs],
-        data=inline_json({"groups": groups, "panels": [panel.data for panel in in_order], "pool": pool.arrays}),
+        data=inline_json(
+            {"groups": groups, "panels": [panel.data for panel in in_order], "pool": pool.arrays, "costs": list(COSTS)}
+        ),
         plotly=plotly,
         script=script,
         live=live,
@@ -199,8 +214,6 @@ class Panel:
     data: dict[str, Any]
     kind: str = ""
     """Its CSS class."""
-    costs: list[str] = field(default_factory=list)
-    """What its curves can be drawn against, other than rounds."""
     number: int = 0
     """In the order in which the script finds their data."""
 
@@ -217,27 +230,64 @@ def _chart(chart: Chart, pool: Pool) -> dict[str, Any]:
         curve = {name: pool.put(getattr(one, name)) for name in ("x", "mean", "low", "high")}
         series.append({"group": one.group, **curve, "costs": {k: pool.put(v) for k, v in one.costs.items()}})
     plain = {name: getattr(chart, name) for name in ("key", "title", "caption", "log", "points")}
-    axes = {"name": chart.y_label, "x": chart.x_label, "y": chart.y_label, "floor": chart.key in ACCURACY}
+    axes = {"name": chart.y_label, "x": chart.x_label, "y": chart.y_label}
     return {**plain, **axes, "series": series}
 
 
+def _all_values(group: Group) -> str:
+    """A line of all hyper-parameters, for a tooltip."""
+    given = ", ".join(f"{name}={shown(value)}" for name, value in group.runs[0].config.hyper.items())
+    return f"{given}\n" if given else ""
+
+
+def _costs(charts: list[Chart]) -> list[str]:
+    """What curves over rounds can be drawn against instead."""
+    known = {cost for chart in charts for series in chart.series for cost in series.costs}
+    return [cost for cost in COSTS if cost in known]
+
+
 def _learning(charts: list[Chart], pool: Pool) -> list[Panel]:
-    """The first is the widest, and chooses what all are drawn against."""
+    """The first is the widest."""
     found: list[Panel] = []
     for chart in (chart for chart in charts if chart.section == "learning"):
-        data = {"kind": "curves", "learning": True, "options": [_chart(chart, pool)]}
-        costs = list(COSTS) if not found and chart.series[0].costs else []
-        found.append(Panel(chart.title, data, "" if found else "wide", costs=costs))
+        data = {"kind": "curves", "options": [_chart(chart, pool)]}
+        found.append(Panel(chart.title, data, "" if found else "wide"))
     return found
 
 
-def _probes(charts: list[Chart], pool: Pool) -> list[Panel]:
-    """One for each probe, with a choice among its numbers."""
-    by_probe: dict[str, list[dict[str, Any]]] = {}
+def _choices(charts: list[Chart], pool: Pool, *, clients: bool) -> list[Panel]:
+    """One for each metric over clients or for each probe, with a choice among its numbers."""
+    by_heading: dict[str, list[dict[str, Any]]] = {}
     for chart in charts:
-        if chart.section not in ("learning", "surface"):
-            by_probe.setdefault(chart.section, []).append(_chart(chart, pool))
-    return [Panel(probe.capitalize(), {"kind": "curves", "options": found}) for probe, found in by_probe.items()]
+        if (chart.section == "clients") == clients and chart.section not in ("learning", "surface"):
+            heading = chart.title.partition(":")[0] if clients else chart.section.capitalize()
+            by_heading.setdefault(heading, []).append(_chart(chart, pool))
+    return [Panel(heading, {"kind": "curves", "options": found}) for heading, found in by_heading.items()]
+
+
+def _sweeps(comparison: Comparison) -> list[Panel]:
+    """What methods reached with other settings, one at a time by choice."""
+    measure, options = comparison.measure, []
+    label = f"{comparison.evaluated_on} {measure.title}{' (%)' if measure.percent else ''}"
+    for view in sweeps.views(comparison):
+        axes = []
+        for i, name in enumerate(view.settings):
+            values = view.axis(i)
+            numbers = [compact(v) for v in values] if all(map(is_number, values)) else None
+            axes.append({"name": name, "ticks": [shown(v) for v in values], "at": numbers, "log": view.is_log(i)})
+        points = {name: [_point(view, p, measure) for p in found] for name, found in view.points.items()}
+        beside = {name: _point(view, p, measure) for name, p in view.beside.items()}
+        caption = "Mean of the last evaluations, over seeds; bars are standard deviations."
+        data = {"form": view.form, "name": view.name, "axes": axes, "points": points, "beside": beside}
+        options.append({**data, "y": label, "smaller": measure.smaller, "caption": caption})
+    return [Panel("Over settings", {"kind": "sweep", "options": options}, "wide")] if options else []
+
+
+def _point(view: sweeps.View, point: sweeps.Point, measure: Measure) -> dict[str, Any]:
+    ticks = [[shown(v) for v in view.axis(i)] for i in range(len(view.settings))]
+    at = [ticks[i].index(shown(v)) for i, v in enumerate(point.values)]
+    spread = None if point.score.spread is None else compact(measure.scale * point.score.spread)
+    return {"group": point.group, "at": at, "mean": compact(measure.scale * point.score.mean), "sd": spread}
 
 
 def _slices(charts: list[Chart], pool: Pool) -> list[Panel]:

@@ -13,10 +13,12 @@ from numpy.typing import NDArray
 
 from fedlesam.core.disk import replacing
 from fedlesam.core.names import file_name
-from fedlesam.report.charts import ACCURACY, Chart, learning_curves
-from fedlesam.report.groups import Group, compare_runs
+from fedlesam.report.charts import Chart, learning_curves
+from fedlesam.report.groups import Comparison, Group, compare_runs
+from fedlesam.report.ranking import last_rise
 from fedlesam.runs.evaluated import RENAMED
 from fedlesam.runs.read import Run
+from fedlesam.runs.stats import seed_mean
 
 COLUMN = 3.4
 """Width of a column of a paper, in inches."""
@@ -35,14 +37,17 @@ MANY = 6
 def accuracy_curves(runs: list[Run], path: Path, title: str) -> Path:
     """The measure over rounds: the mean over seeds, and the range between the lowest and the highest.
 
+    Where sharpness was measured, it is beside: the measure over it at the end, with standard deviations over seeds.
+
     Args:
         runs: The runs.
         path: The file.
         title: Above the picture.
     """
     comparison = compare_runs(runs)
-    figure = Figure(figsize=(7.2, 4.4), layout="constrained")
-    axes = figure.subplots()
+    probed = any(last_rise(run) is not None for run in runs)
+    figure = Figure(figsize=(10.2 if probed else 7.2, 4.4), layout="constrained")
+    axes, *beside = figure.subplots(1, 2, width_ratios=(5, 3)) if probed else [figure.subplots()]
     measure = comparison.measure
     charts = [c for c in learning_curves(comparison) if c.key in (measure.key, RENAMED.get(measure.key))]
     if charts:
@@ -53,7 +58,29 @@ def accuracy_curves(runs: list[Run], path: Path, title: str) -> Path:
             axes.legend(frameon=False, loc="upper right" if measure.smaller else "lower right", fontsize=9)
     label = f"{comparison.evaluated_on} {measure.title}{' (%)' if measure.percent else ''}"
     axes.set(xlabel="round", ylabel=label, title=title)
+    if beside:
+        _over_sharpness(beside[0], comparison)
+        beside[0].set(xlabel="sharpness: rise of the training loss", ylabel=label, title="mean of the last evaluations")
     return save(figure, path)
+
+
+def _over_sharpness(axes: Axes, comparison: Comparison) -> None:
+    scale, points = comparison.measure.scale, []
+    for group in comparison.groups:
+        rise = seed_mean([found for run in group.runs if (found := last_rise(run)) is not None])
+        end = seed_mean([scale * run.scores["mean_of_last"] for run in group.runs if "mean_of_last" in run.scores])
+        if rise is not None and end is not None:
+            bars: dict[str, Any] = {"yerr": end.spread, "xerr": rise.spread, "color": group.look[0]}
+            axes.errorbar(rise.mean, end.mean, fmt="o", capsize=2, linewidth=1, **bars)
+            points.append((end.mean, rise.mean, plain(group.label), group.look[0]))
+    close, above = 0.06 * float(np.ptp([y for y, *_ in points] or [0])), np.inf
+    for y, x, name, colour in sorted(points, reverse=True):
+        place = (6, -13) if above - y < close else (6, 5)  # names of equal points would lie on each other
+        axes.annotate(name, (x, y), place, textcoords="offset points", fontsize=9, color=colour)
+        above = y
+    axes.margins(x=0.25)
+    axes.set_xlim(left=max(0.0, axes.get_xlim()[0]))
+    bare(axes)
 
 
 def chart_picture(chart: Chart, groups: list[Group], folder: Path) -> list[Path]:
@@ -64,7 +91,7 @@ def chart_picture(chart: Chart, groups: list[Group], folder: Path) -> list[Path]
         groups: The groups of the comparison.
         folder: Where the files go.
     """
-    names = 1 + max(len(groups[series.group].label) for series in chart.series)
+    names = 1 + max(len(groups[series.group].legend) for series in chart.series)
     columns = max(1, min(4, 44 // (names + 6)))
     rows = -(-len(chart.series) // columns)
     with rc_context(PAPER):
@@ -82,14 +109,12 @@ def _curves(axes: Axes, chart: Chart, groups: list[Group], width: float) -> None
     for series in chart.series:
         colour, line = groups[series.group].look
         marks: dict[str, Any] = {"marker": "o" if chart.points else None, "markersize": 2.5}
-        label = plain(groups[series.group].label)
+        label = plain(groups[series.group].legend)
         axes.plot(series.x, series.mean, color=colour, linestyle=line, linewidth=width, label=label, **marks)
         if series.low is not None and series.high is not None:
             axes.fill_between(series.x, series.low, series.high, color=colour, alpha=0.15, linewidth=0)
-    if chart.key in ACCURACY:
-        axes.set_ylim(bottom=floor(chart))
     if chart.x_label == "round":
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
     if chart.log:
         axes.set_yscale("log")
     bare(axes)
@@ -103,15 +128,6 @@ def bare(axes: Axes) -> None:
     """
     axes.grid(alpha=0.25, linewidth=0.5)
     axes.spines[["top", "right"]].set_visible(False)
-
-
-def floor(chart: Chart) -> float:
-    """The lower end of an accuracy axis: the first rounds of all methods are alike, and would take half of it.
-
-    Args:
-        chart: The chart.
-    """
-    return max(0.0, min(float(np.percentile(series.mean, 10)) for series in chart.series) - 5)
 
 
 def plain(text: str) -> str:

@@ -4,10 +4,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from statistics import fmean
 
-from fedlesam.report.groups import compare_runs, shown
-from fedlesam.runs.evaluated import Measure
+from fedlesam.report.groups import compare_runs, numbers, shown
+from fedlesam.runs.evaluated import PARTS, Measure, over_clients
 from fedlesam.runs.read import Run
-from fedlesam.runs.stats import paired, seed_mean
+from fedlesam.runs.stats import SeedMean, paired, seed_mean
 
 MEASURES = {"last": "last round", "mean_of_last": "mean of last evaluations", "best": "best round"}
 """Scores of a run, and their names for readers."""
@@ -49,6 +49,14 @@ class Row:
     """Over the first method; empty for itself and where fewer than two seeds are common."""
     measure: Measure = Measure()
     """What the scores are of."""
+    clients: dict[str, float] = field(default_factory=dict)
+    """The measure on clients' own test samples after the last round: its mean, worst tenth and spread over clients."""
+    client_spreads: dict[str, float] = field(default_factory=dict)
+    """Their standard deviations over seeds; empty with one seed."""
+    sharpness: SeedMean | None = None
+    """How much the loss rose within the radius of the probe, at its last reading; None without that probe."""
+    numbers: str = ""
+    """The hyper-parameters that are numbers; without a server step of 1, the plain mean."""
 
 
 def ranking(runs: list[Run]) -> list[Row]:
@@ -78,6 +86,7 @@ def _row(algorithm: str, runs: list[Run], first: list[Run]) -> Row:
     if not all("last" in run.scores for run in runs):
         found["last"] = None
     spreads = {name: of.spread for name, of in found.items() if of is not None and of.spread is not None}
+    over = _over_clients(runs)
     gains = {name: gain for name in MEASURES if (gain := _gain(runs, first, name)) is not None}
     return Row(
         algorithm=algorithm,
@@ -92,7 +101,28 @@ def _row(algorithm: str, runs: list[Run], first: list[Run]) -> Row:
         spreads=spreads,
         gains=gains,
         measure=first[0].measure,
+        clients={part: of.mean for part, of in over.items()},
+        client_spreads={part: of.spread for part, of in over.items() if of.spread is not None},
+        sharpness=seed_mean([rise for run in runs if (rise := last_rise(run)) is not None]),
+        numbers=numbers(runs[0].config.hyper),
     )
+
+
+def _over_clients(runs: list[Run]) -> dict[str, SeedMean]:
+    """Over seeds; empty unless every run tested its clients after its last round."""
+    found = [over_clients(run.records[-1] if run.records else {}, run.measure) for run in runs]
+    means = {part: seed_mean([one[part] for one in found]) for part in PARTS if all(part in one for one in found)}
+    return {part: of for part, of in means.items() if of is not None}
+
+
+def last_rise(run: Run) -> float | None:
+    """The sharpness at its last reading; None without that probe.
+
+    Args:
+        run: The run.
+    """
+    readings = run.series("sharpness")
+    return readings[-1].values.get("ascent") if readings else None
 
 
 def _gain(runs: list[Run], first: list[Run], measure: str) -> Gain | None:

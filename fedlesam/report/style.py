@@ -1,5 +1,7 @@
 """The colour and line of a method: the same on the page and in every picture."""
 
+from collections import Counter
+
 from fedlesam.runs.methods import is_centralised
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D31")
@@ -29,6 +31,8 @@ FAMILIES = (
 """Methods that share a colour of `COLOURS`, in its order."""
 
 FAMILY = {name: i for i, names in enumerate(FAMILIES) for name in names.split()}
+FIRST = [names.split()[0] for names in FAMILIES]
+"""Those that have their colour in every chart they are in."""
 
 
 def style(algorithm: str, taken: list[str]) -> Look:
@@ -52,24 +56,35 @@ def style(algorithm: str, taken: list[str]) -> Look:
 
 
 def looks(algorithms: list[str]) -> list[Look]:
-    """A look for each line of a chart: that of its method if it is free, else another, a new colour first.
+    """A look for each line of a chart, in its order.
+
+    The first of a family has its own look, and its relatives another colour beside it. No colour is used twice while
+    one is free, and beyond that no two neighbours share one while another would do.
 
     Args:
         algorithms: Methods, one for each line.
     """
     names = list(dict.fromkeys(algorithms))
     own = {name: style(name, names) for name in names}
-    taken = {own[name] for name in names if name in FAMILY}
-    colours = {colour for colour, _ in own.values()}
     pairs = [(colour, line) for line in LINES for colour in COLOURS]
-    spare = sorted((p for p in pairs if p not in own.values()), key=lambda pair: pair[0] in colours)
-    greys = [(GREY, line) for line in LINES if (GREY, line) not in own.values()]
-    found = []
+    greys = [(GREY, line) for line in LINES]
+    used: Counter[Look] = Counter()
+    colours: Counter[str] = Counter()
+    found: list[Look] = []
     for i, name in enumerate(algorithms):
-        look, again = own[name], name in algorithms[:i]
-        if again or (name not in FAMILY and not is_centralised(name) and look in taken):
-            free = greys if is_centralised(name) else spare
-            look = free.pop(0) if free else look
-        taken.add(look)
+        wish, first = own[name], name not in algorithms[:i]
+        to_come = {own[other][0] for other in FIRST if other in own and other not in algorithms[: i + 1]}
+
+        def cost(pair: Look, wish: Look = wish, kept: set[str] = to_come) -> tuple[int, int, bool, bool]:
+            colour, line = pair
+            beside = bool(found) and found[-1][0] == colour
+            return used[pair], colours[colour] + (colour in kept), beside, line != wish[1]
+
+        if is_centralised(name):
+            look = wish if not used[wish] else min(greys, key=lambda pair: used[pair])
+        else:
+            look = wish if first and not colours[wish[0]] and wish[0] not in to_come else min(pairs, key=cost)
+        used[look] += 1
+        colours[look[0]] += 1
         found.append(look)
     return found

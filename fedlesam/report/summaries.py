@@ -1,6 +1,7 @@
 """The tables of a report."""
 
 from fedlesam.report import ledger
+from fedlesam.report.clients import other_metrics, over_clients
 from fedlesam.report.groups import Comparison, shown
 from fedlesam.report.ledger import times
 from fedlesam.report.ranking import MEASURES, Row, rank
@@ -15,8 +16,8 @@ def tables_of(comparison: Comparison, targets: list[float]) -> list[Table]:
         comparison: The groups of runs that are compared.
         targets: Of the measure; accuracies as shares.
     """
-    found = [make(comparison) for make in (results, gains, costs, differences)]
-    found.insert(3, to_targets(comparison, targets))
+    found = [make(comparison) for make in (results, gains, over_clients, other_metrics, costs)]
+    found += [to_targets(comparison, targets), differences(comparison)]
     return [table for table in found if table.rows]
 
 
@@ -34,21 +35,31 @@ def results(comparison: Comparison) -> Table:
     order, measure = ("mean_of_last", "last", "best"), comparison.measure
     scale, show, sign = measure.scale, two if measure.percent else digits, " %" if measure.percent else ""
     rows: list[list[Cell]] = []
-    for row in _ranked(comparison):
+    ranked = _ranked(comparison)
+    probed = any(row.sharpness is not None for row in ranked)
+    for row in ranked:
         cells: list[Cell] = [row.algorithm]
         for name in order:
             found = (getattr(row, name), *([row.spreads.get(name)] if several else []))
             cells += [None if value is None else scale * value for value in found]
+        if probed:
+            rise = row.sharpness
+            both = (None, None) if rise is None else (rise.mean, rise.spread)
+            cells += both if several else both[:1]
         rows.append([*cells, row.seeds, row.rounds, row.hyper or "-"])
     on = comparison.evaluated_on
     columns = [Column("method")]
     for name in order:
         title = f"{on}, {MEASURES[name]}"
         columns += [Column(f"{title}{sign}", show), *([Column(f"± {title}", show)] if several else [])]
+    if probed:
+        columns += [Column("sharpness", digits), *([Column("± sharpness", digits)] if several else [])]
     columns += [Column("seeds", whole), Column("rounds", whole), Column("hyper-parameters")]
     caption = "The first number is the mean of the last 10 evaluations, or of all where there are fewer."
     if measure.smaller:
         caption += " Smaller is better."
+    if probed:
+        caption += " Sharpness: how much the training loss rises within the probe's radius, at its last reading."
     if several:
         caption += " Means over seeds; ± is their standard deviation."
     return Table("results", f"{on.capitalize()} {measure.title}, best first", columns, rows, caption)

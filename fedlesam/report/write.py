@@ -6,11 +6,11 @@ from pathlib import Path
 
 from fedlesam.core.disk import write_text
 from fedlesam.report import ledger
-from fedlesam.report.charts import charts_of
+from fedlesam.report.charts import COSTS, Chart, charts_of
 from fedlesam.report.groups import Comparison, compare_runs
 from fedlesam.report.page import page
 from fedlesam.report.summaries import tables_of
-from fedlesam.report.tables import Table
+from fedlesam.report.tables import Cell, Column, Table
 from fedlesam.runs.read import Run
 
 
@@ -29,7 +29,7 @@ def write_report(
         runs: The runs.
         out: The page.
         figures: A folder for the charts, as PNG and PDF.
-        tables: A folder for the tables, as CSV, Markdown and LaTeX.
+        tables: A folder for the tables, as CSV, Markdown and LaTeX, and for the curves as curves.csv.
         targets: Accuracies of the table of costs to a target.
         done: Called with the number of figures drawn, and of all.
     """
@@ -40,6 +40,7 @@ def write_report(
     write_text(out, page(comparison, charts, found))
     if tables is not None:
         write_tables(found, tables)
+        write_text(tables / "curves.csv", curves_csv(comparison, charts))
     if figures is not None:
         _draw(comparison, figures, done)
     return comparison
@@ -56,6 +57,25 @@ def write_tables(tables: list[Table], folder: Path) -> None:
     for table in tables:
         for _, ending, text in table.forms():
             write_text(folder / f"{table.key}.{ending}", text)
+
+
+def curves_csv(comparison: Comparison, charts: list[Chart]) -> str:
+    """Every point of every curve over rounds, with what had been spent by then; the page has it with five digits.
+
+    Args:
+        comparison: The groups of runs that are compared.
+        charts: By `charts_of`.
+    """
+    columns = ["curve", "method", "seeds", "round", *COSTS, "mean", "low", "high"]
+    rows: list[list[Cell]] = []
+    for chart in (chart for chart in charts if chart.section != "surface"):
+        for series in chart.series:
+            group = comparison.groups[series.group]
+            costs = [series.costs.get(cost, [None] * len(series.x)) for cost in COSTS]
+            low, high = series.low or series.mean, series.high or series.mean
+            for x, mean, least, most, *spent in zip(series.x, series.mean, low, high, *costs, strict=True):
+                rows.append([chart.key, group.label, len(group.runs), int(x), *spent, mean, least, most])
+    return Table("curves", "Curves", [Column(name) for name in columns], rows).csv()
 
 
 def _draw(comparison: Comparison, folder: Path, done: Callable[[int, int], None]) -> None:

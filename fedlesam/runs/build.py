@@ -8,10 +8,11 @@ from typing import Any
 import torch
 
 from fedlesam import algorithms
+from fedlesam.core.hold_out import check_share
 from fedlesam.core.local import LocalTraining
 from fedlesam.core.names import imported
 from fedlesam.data import catalogue, dataset
-from fedlesam.data.dataset import DataSet
+from fedlesam.data.dataset import DataSet, Shard
 from fedlesam.data.splits import Split, make_split
 from fedlesam.engines.settings import Execution, FailurePolicy, find_device
 from fedlesam.engines.stack import Stack
@@ -78,17 +79,20 @@ def build(
     if config.augment and data.augment is not None:
         local = replace(local, augment=data.augment)
     split = make_split(config.split, data, config.clients, config.seed)
-    model = make_model(config.model, data.shape, data.outputs, config.seed).to(device)
+    if config.client_test is not None:
+        split = split.hold_out(check_share(config.client_test, "--client-test"), config.seed)
+    model = make_model(config.model, data.shape, data.outputs, config.seed, data.tokens).to(device)
     place = {"device": None, "folder": folder, "memory": config.memory if folder is not None else None}
     federation = Federation(
         model,
-        [data.shard(torch.from_numpy(indices)) for indices in split.clients],
+        split.shards(data),
         algorithm,
         local,
         task=tasks.task_of(config.task, config.metric),
         active=config.active,
         sampling=None if config.sampling is None else imported("sampling", config.sampling),
-        test=data.test_shard() if split.test is None else data.shard(torch.from_numpy(split.test)),
+        test=_test(data, split),
+        test_clients=split.test_shards(data),
         seed=config.seed,
         weighting=config.weighting,
         evaluate_every=config.evaluate_every,
@@ -99,6 +103,14 @@ def build(
         _stack=stack,
     )
     return Experiment(data, split, federation)
+
+
+def _test(data: DataSet, split: Split) -> Shard | None:
+    """The common test data; None where clients have all of them, and so test on them once."""
+    if split.test is not None:
+        return data.shard(torch.from_numpy(split.test))
+    own = 0 if split.tests is None or split.tests_in == "train" else sum(map(len, split.tests))
+    return None if own and own == len(data.test) else data.test_shard()
 
 
 def _shared(config: RunConfig, owner: type[LocalTraining | Execution]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from fedlesam.engines.stack import Stack
 from fedlesam.federation import Record
 from fedlesam.probes.catalogue import attach, fitting
 from fedlesam.runs import config as configs
+from fedlesam.runs import order
 from fedlesam.runs.build import build, load_data
 from fedlesam.runs.config import RunConfig
 from fedlesam.runs.folder import RunFolder
@@ -127,6 +128,7 @@ def compare(
                 raise
             wrong.append(error)
 
+    order.keep(out, plans)
     names, open_runs = list(left), list(left.values())
     for company in companies(open_runs):
         train_together(open_runs[company[0]], [functools.partial(run, names[i]) for i in company])

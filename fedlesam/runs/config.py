@@ -14,7 +14,7 @@ from fedlesam.core import choices
 from fedlesam.core.checks import Range, check_params, check_range
 from fedlesam.core.choices import ClipScope, Engine, OnError, Optimizer, Precision, StoreKind, Weighting
 from fedlesam.core.names import one_line
-from fedlesam.data.catalogue import is_domains
+from fedlesam.data.catalogue import is_domains, is_files
 from fedlesam.runs import kinds
 from fedlesam.runs.kinds import KINDS, Option, Value, active_clients, byte_size, epoch_range, option, seconds_of
 
@@ -56,11 +56,13 @@ class RunConfig:
     lr: float | str = option(0.1, LOCAL, "local learning rate, or a schedule: 0.1,cosine:100", kinds.rate, "LR")
     lr_decay: float | None = option(None, LOCAL, "its factor per round (default: the method's own)")
     epochs: int | float | str | None = option(
-        None, LOCAL, "local epochs, 0.5 or a range 1-5 (default: 5; cifar100: 2)", epoch_range
+        None, LOCAL, "local epochs, 0.5 or a range 1-5 (default: 5; cifar100: 2; texts, writers: 1)", epoch_range
     )
     steps: int | None = option(None, LOCAL, "local steps instead of epochs", metavar="K")
     optimizer: Optimizer = option("sgd", LOCAL, "of local steps; adamw goes with methods that do not assume sgd")
-    batch_size: int | None = option(None, LOCAL, "samples a step (default: 50; digits: 10, cifar100: 20, domains: 32)")
+    batch_size: int | None = option(
+        None, LOCAL, "samples a step (default: 50; digits: 10; cifar100, texts, writers: 20; domains: 32)"
+    )
     weight_decay: float = option(1e-3, LOCAL, "pull of the weights to zero")
     clip: float = option(10.0, LOCAL, "largest gradient norm; 0 never clips")
     clip_scope: ClipScope = option("loss", LOCAL, "clip the loss gradient, or the gradient corrected by the method")
@@ -72,6 +74,9 @@ class RunConfig:
     patience: int | None = option(None, RUN, "end after N evaluations without a better first metric", metavar="N")
     weighting: Weighting = option("clients", RUN, "average over clients, or by their examples")
     evaluate_every: int = option(1, RUN, "rounds between two evaluations; the last round is always evaluated")
+    client_test: float | None = option(
+        None, RUN, "test every client on this share of its own samples, 20%, which it does not train on", kinds.share
+    )
     per_client: bool = option(False, RUN, "also the accuracy on every client's own mixture of classes")
     dropout: float = option(0.0, RUN, "probability that an active client never answers", metavar="P")
     max_update_norm: float = option(0.0, RUN, "drop updates with a larger norm; 0 never does", metavar="NORM")
@@ -99,7 +104,9 @@ class RunConfig:
         "300s", MACHINE, "rounds (10) or time (300s, 5min) between checkpoints", kinds.interval, "EVERY"
     )
     keep: int = option(2, MACHINE, "checkpoints kept; an older one replaces a damaged one")
-    keep_last: bool = option(False, MACHINE, "keep the last checkpoint, to extend the finished run with more --rounds")
+    keep_last: bool = option(
+        True, MACHINE, "keep the last checkpoint of a finished run: more --rounds extend it; --no-keep deletes it"
+    )
     lost_after: float = option(
         60.0, MACHINE, "end a run when a process of it is stopped or not heard for so long; 0: never", metavar="SECONDS"
     )
@@ -124,10 +131,11 @@ PROTOCOL: dict[str, dict[str, Value]] = {
     "cifar10": {"clients": 100, "epochs": 5, "batch_size": 50},
     "cifar100": {"clients": 100, "epochs": 2, "batch_size": 20},
     "domains": {"epochs": 5, "batch_size": 32},
+    "files": {"clients": 100, "epochs": 1, "batch_size": 20},
 }
 """Defaults by data set; CIFAR's and those of data with domains are the paper's. Other data sets take cifar10's."""
 
-OWN_CLIENTS = ("pooled", "leave-out", "by", "file")
+OWN_CLIENTS = ("pooled", "leave-out", "natural", "by", "file")
 """Splits that bring their own number of clients."""
 
 NO_MATTER = (
@@ -234,12 +242,12 @@ def update(config: RunConfig, values: Mapping[str, Value | None]) -> RunConfig:
 
 
 def settle_data(config: RunConfig) -> RunConfig:
-    """What follows from the data set and the split, where it was not said.
+    """What follows from the data set and the split, where it was not given.
 
     Args:
         config: Settings of a run.
     """
-    name = "domains" if is_domains(config.data) else config.data
+    name = "domains" if is_domains(config.data) else "files" if is_files(config.data) else config.data
     settled: dict[str, Any] = dict(PROTOCOL.get(name, PROTOCOL["cifar10"]))
     if config.split.partition(":")[0] in OWN_CLIENTS:
         settled.pop("clients", None)
@@ -279,7 +287,8 @@ def as_table(config: RunConfig) -> dict[str, Any]:
     Args:
         config: The settings.
     """
-    table = {name: value for name, value in vars(config).items() if value is not None}
+    known = ((name, value) for name, value in vars(config).items() if value is not None)
+    table = {name: value.item() if hasattr(value, "item") else value for name, value in known}  # NumPy's numbers
     return {**table, "hyper": dict(config.hyper)}
 
 

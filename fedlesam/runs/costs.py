@@ -67,7 +67,7 @@ def measure(algorithm: Algorithm) -> Cost:
 
 @dataclass(frozen=True)
 class Prediction:
-    """Of a whole run; bytes, unless said otherwise."""
+    """Of a whole run; in bytes where no unit is named."""
 
     parameters: int
     clients: int
@@ -190,7 +190,7 @@ def anchors_alive(clients: int, active: int, rounds: int, holders: int = 1) -> f
 
 
 def check_fits(predicted: Prediction, config: RunConfig, folder: Path, taken: int = 0) -> None:
-    """Refuse a run that this machine cannot hold, and say what would fit.
+    """Refuse a run that this machine cannot hold, and name what would fit.
 
     Args:
         predicted: What the run needs.

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fedlesam.core.checks import is_number
 from fedlesam.runs.config import RunConfig
 
 TEST, HELD_OUT = "test", "held-out"
@@ -126,8 +127,40 @@ def value_of(record: Mapping[str, Any], name: str) -> float | None:
         record: By the names of a Record.
         name: Of the number.
     """
+    if name.startswith(OVER_CLIENTS):
+        _, part, metric = name.split("/", 2)
+        own: float | None = (record.get("test_clients") or {}).get(metric, {}).get(part)
+        return own
     found: float | None = record.get(name)
     return (record.get("metrics") or {}).get(name) if found is None else found
+
+
+OVER_CLIENTS = "test_clients/"
+"""Before the part and the metric of a number over clients: test_clients/worst_tenth/accuracy."""
+PARTS = {"mean": "mean", "worst_tenth": "worst tenth", "spread": "spread"}
+"""What is known of a metric over clients, and its names for readers."""
+
+
+def is_over_clients(value: Any) -> bool:
+    """Whether it is what a record or a summary has of clients' own test samples.
+
+    Args:
+        value: What a file has in its place.
+    """
+    tables = [value, *value.values()] if isinstance(value, dict) else [None]
+    numbers = [number for table in tables[1:] if isinstance(table, dict) for number in table.values()]
+    return all(isinstance(table, dict) for table in tables) and all(n is None or is_number(n) for n in numbers)
+
+
+def over_clients(record: Mapping[str, Any], measure: Measure) -> dict[str, float]:
+    """Of clients' own test samples: the parts that are known of a metric.
+
+    Args:
+        record: A record, or a summary.
+        measure: The metric.
+    """
+    found = {part: value_of(record, f"{OVER_CLIENTS}{part}/{measure.name}") for part in PARTS}
+    return {part: value for part, value in found.items() if value is not None}
 
 
 def evaluated_on(config: RunConfig) -> str:
@@ -210,7 +243,7 @@ def scores(records: list[dict[str, Any]]) -> dict[str, Any]:
         found["last"] = value
     found |= {"mean_of_last": sum(last) / len(last), "evaluations_in_mean": len(last), "best": best, "best_round": at}
     others = {"metrics": final["metrics"]} if final.get("metrics") else {}
-    clients = {"per_client": final["per_client"]} if "per_client" in final else {}
+    clients: dict[str, Any] = {name: final[name] for name in ("per_client", "test_clients") if name in final}
     return {"accuracy" if measure.name == "accuracy" else "score": found, **others, **clients}
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from fedlesam import algorithms
 from fedlesam.algorithms import Algorithm
-from fedlesam.core.formulas import NOTATION, Equations, equations
+from fedlesam.core.formulas import NOTATION, PARAMETERS, Equations, equations
 from fedlesam.runs import costs
 from fedlesam.runs.costs import Cost
 
@@ -45,12 +45,15 @@ class Explanation:
         Args:
             latex: The equations as LaTeX.
         """
-        given = ", ".join(f"{key} {'(must be given)' if v is None else v}" for key, v in self.parameters.items())
+        given = [
+            f"    {key} = {'(must be given)' if v is None else v}{_meaning(key)}" for key, v in self.parameters.items()
+        ]
         cost = self.cost
         parts = [
             f"{self.name}: {self.summary}" if self.summary else self.name,
             self.equations.latex() if latex else self.equations.text(),
-            f"Parameters: {given or 'none'}; the learning rate falls by {self.algorithm.lr_decay:g} a round.",
+            "\n".join(["Parameters:" if given else "Parameters: none", *given]),
+            f"The learning rate is multiplied by {self.algorithm.lr_decay:g} after every round.",
             f"Cost: {cost.passes:g} backward passes. Vectors of the model's size: a client receives {cost.down:g}, "
             f"sends {cost.up:g} and holds {cost.stored:g} between its rounds, the server {cost.server:g}.",
             *([f"What was released differs: {self.released}"] if self.released else []),
@@ -71,6 +74,11 @@ def explain(name: str, **hyper: Any) -> Explanation:
     takes = {k: None if v is inspect.Parameter.empty else v for k, v in algorithms.hyperparameters(name).items()}
     summary = " ".join((inspect.getdoc(algorithms.find(name)) or "").split())
     return Explanation(name, summary, algorithm, {**takes, **hyper}, equations(algorithm), costs.measure(algorithm))
+
+
+def _meaning(parameter: str) -> str:
+    """What a hyper-parameter of the catalogue is; nothing for one of a method of one's own."""
+    return f": {PARAMETERS[parameter]}" if parameter in PARAMETERS else ""
 
 
 def _indented(text: str) -> str:

@@ -55,14 +55,14 @@ def fit(
         overwrite: Start again, and replace what the folder holds.
         progress: Whether to show it.
         checkpoint_every: Rounds (10) or time ("300s") between checkpoints.
-        keep_last: Keep the last checkpoint of a finished run: it is where a call with more rounds goes on.
+        keep_last: Keep the last checkpoint of a finished run: a call with more rounds resumes from it.
         probe: Measure while training, as `--probe`.
         tensorboard: A folder, or "" for the run's own.
         mlflow: The address of a server.
         wandb: Whether to use Weights & Biases.
     """
     check_count("fit", "rounds", rounds)
-    callbacks = list(callbacks)
+    rounds, callbacks = int(rounds), _check_callbacks(callbacks)
     display, label = Display(not progress), name or federation.name or "python"
     run: dict[str, Any] = {"rounds": rounds, "stop_when": stop_when, "patience": patience, "probe": probe}
     run |= {"checkpoint_every": checkpoint_every, "keep_last": keep_last}
@@ -93,6 +93,14 @@ def fit(
             execute(config, folder.path, overwrite=overwrite, watch=watch, made=made)
             _take_up(federation, folder, config, made)
     return federation.history
+
+
+def _check_callbacks(given: Any) -> list[Callback]:
+    found: list[Any] = list(given) if isinstance(given, Iterable) else [None]
+    for one in found:
+        if not callable(one):
+            raise ValueError(f"fit: callbacks must be a list of functions of a record, e.g. [print], got {given!r}")
+    return found
 
 
 def _check_begun(federation: Federation, folder: RunFolder, overwrite: bool) -> None:
@@ -136,7 +144,9 @@ def record_of(record: dict[str, Any]) -> Record:
     empty = {"train_loss": float("nan"), "divergence": float("nan"), "test_loss": None, "test_accuracy": None}
     found = {**empty, **record}
     if "per_client" in found:
-        found["per_client"] = PerClient(**found["per_client"])
+        found["per_client"] = PerClient.of_dict(found["per_client"])
+    if "test_clients" in found:
+        found["test_clients"] = {name: PerClient.of_dict(parts) for name, parts in found["test_clients"].items()}
     if "dropped" in found:
         found["dropped"] = {int(client): why for client, why in found["dropped"].items()}
     if found["test_accuracy"] is not None:

@@ -13,9 +13,9 @@ from fedlesam.core import disk
 from fedlesam.core.checks import is_number
 from fedlesam.core.names import file_name, one_line
 from fedlesam.runs import config as configs
-from fedlesam.runs import config_file, lock
+from fedlesam.runs import config_file, lock, order
 from fedlesam.runs.config import RunConfig
-from fedlesam.runs.evaluated import NAMES, SCORES, plain
+from fedlesam.runs.evaluated import NAMES, SCORES, is_over_clients, plain
 from fedlesam.runs.versions import versions
 
 if TYPE_CHECKING:
@@ -169,14 +169,15 @@ class RunFolder:
             module: One made from the folder's config.
         """
         from safetensors import SafetensorError
-        from safetensors.torch import load_model
+
+        from fedlesam.core.saving import load_trained
 
         if not self.model.exists():
             remedy = "let it train, or interrupt it"
             raise ValueError(f"{self.path}: has no checkpoint and no model.safetensors yet; {remedy}")
         try:
-            load_model(module, str(self.model))
-        except (SafetensorError, RuntimeError, OSError) as error:
+            load_trained(module, self.model)
+        except (SafetensorError, RuntimeError, OSError, ValueError) as error:
             why = str(error).splitlines()[0]
             raise ValueError(f"{self.model}: is not the model of {self.config}: {why}") from error
 
@@ -225,15 +226,17 @@ class RunFolder:
     def write_end(self, module: "nn.Module", summary: dict[str, Any], keep: bool = False) -> None:
         """The model and the summary; a finished run keeps nothing to resume from, unless it is to be extended.
 
+        Weights that are frozen are not written: what makes the model brings them.
+
         Args:
             module: The global model.
             summary: With `state`.
             keep: Whether a finished run keeps its last checkpoint.
         """
-        from safetensors.torch import save_model
+        from fedlesam.core.saving import save_trained
 
         with disk.replacing(self.model) as beside:
-            save_model(module, str(beside))
+            save_trained(module, beside)
         disk.write_json(self.summary, summary)
         self.remove_memory()
         if summary["state"] == "finished" and not keep:
@@ -278,8 +281,8 @@ class RunFolder:
     def _can_go_on(self, rounds: int) -> bool:
         if self.is_finished() and not self.checkpoints.exists():
             raise ValueError(
-                f"{self.path}: holds a finished run of {rounds} rounds without a checkpoint to go on from (a run keeps "
-                "its last with --keep-last); choose another folder with --out, or train again with --overwrite"
+                f"{self.path}: holds a finished run of {rounds} rounds without a checkpoint to resume from (a run "
+                "keeps its last unless --no-keep); choose another folder with --out, or train again with --overwrite"
             )
         return True
 
@@ -316,6 +319,7 @@ def _is_summary(summary: dict[str, Any]) -> bool:
     split = summary.get("split") or {}
     return (
         numbers
+        and is_over_clients(summary.get("test_clients", {}))
         and isinstance(split, dict)
         and isinstance(split.get("hash", ""), str)
         and all(type(size) is int and size > 0 for size in sizes)
@@ -341,6 +345,8 @@ def _record(record: Any, round: int) -> dict[str, Any]:
     metrics = known.get("metrics", {})
     if not isinstance(metrics, dict) or not all(value is None or is_number(value) for value in metrics.values()):
         raise _NotRecord("metrics are not numbers")
+    if not is_over_clients(known.get("test_clients", {})):
+        raise _NotRecord("test_clients are not numbers")
     if not isinstance(known.get("smaller", []), list):
         raise _NotRecord("smaller is not a list")
     return known
@@ -375,9 +381,9 @@ def find_folders(paths: Iterable[Path]) -> list[RunFolder]:
 
 
 def folders_in(path: Path) -> list[RunFolder]:
-    """Every run folder in a folder, at any depth, in the order of their paths.
+    """Every run folder in a folder, at any depth, in the order the user gave, else by their paths.
 
     Args:
         path: A folder, which may be a run folder itself.
     """
-    return [RunFolder(config.parent) for config in sorted(path.rglob("config.toml"))]
+    return [RunFolder(run) for run in order.arranged(config.parent for config in path.rglob("config.toml"))]

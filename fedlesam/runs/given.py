@@ -109,8 +109,12 @@ def data_fingerprint(federation: Federation) -> str:
     parts: list[object] = [count]
     for client in range(min(count, MOST)):
         parts += _samples(federation.clients[client])
-    test = federation.test_data
-    return _digest([*parts, *([] if test is None else _samples(test))])
+    test, tests = federation.test_data, federation.test_clients
+    parts += [] if test is None else _samples(test)
+    for client in range(0 if tests is None else min(count, MOST)):
+        own = tests[client] if tests is not None else None
+        parts += ["test", client, *([] if own is None else _samples(own))]
+    return _digest(parts)
 
 
 def _samples(data: ClientData) -> list[object]:

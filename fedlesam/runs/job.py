@@ -22,7 +22,9 @@ from fedlesam.runs import config as configs
 from fedlesam.runs import lock
 from fedlesam.runs.build import load_data
 from fedlesam.runs.config import RunConfig
+from fedlesam.runs.evaluated import Measure, evaluated_on
 from fedlesam.runs.runner import execute
+from fedlesam.runs.stopping import first_metric
 from fedlesam.runs.together import train_together
 
 PATIENCE = 60.0
@@ -48,7 +50,7 @@ def read_tasks(connection: Connection, tasks: Tasks) -> None:
 
 
 def work(tasks: Tasks, connection: Connection) -> None:
-    """Train the runs of the queue, and say how each goes, until there are no more.
+    """Train the runs of the queue until there are no more, and send what happens to each.
 
     Args:
         tasks: Where they come from.
@@ -69,7 +71,11 @@ def work(tasks: Tasks, connection: Connection) -> None:
         nonlocal data, loaded, stopped
 
         def watch(record: Record) -> None:
-            send("round", task=number, round=record.round + 1)
+            found, state = first_metric(record), ""
+            if found is not None:
+                measure = Measure(found[0])
+                state = f"{evaluated_on(config)} {measure.title} {measure.show(found[1], 1)}{measure.unit}"
+            send("round", task=number, round=record.round + 1, state=state)
 
         try:
             if data is None or loaded != configs.data_settings(config):

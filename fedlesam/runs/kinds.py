@@ -53,8 +53,17 @@ def active_clients(value: str) -> int | float:
         value: What was typed.
     """
     if value.endswith("%"):
-        return number(value[:-1]) / 100
+        return share(value)
     return int(value) if re.fullmatch(r"[+-]?\d+", value) else number(value)
+
+
+def share(value: str) -> float:
+    """`0.2` or `20%`.
+
+    Args:
+        value: What was typed.
+    """
+    return number(value[:-1]) / 100 if value.endswith("%") else number(value)
 
 
 def rate(value: str) -> float | str:
@@ -114,6 +123,7 @@ KINDS: dict[Callable[[str], Value], tuple[str, tuple[type, ...]]] = {
     switch: ("true or false", (bool,)),
     byte_size: ("a size such as 4GB or 500MB", (int,)),
     active_clients: ("a count such as 10, or a share such as 0.1 or 10%", (int, float, str)),
+    share: ("a share such as 0.2 or 20%", (int, float, str)),
     epoch_range: ("a number such as 5 or 0.5, or a range such as 1-5", (int, float, str)),
     rate: (f"a number, or a schedule ({schedule.GRAMMAR})", (int, float, str)),
     interval: ("rounds such as 10, or a time such as 300s, 5min or 1h", (int, str)),

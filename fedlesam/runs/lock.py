@@ -31,19 +31,20 @@ os.register_at_fork(after_in_child=_let_go)
 
 
 @contextlib.contextmanager
-def locked(folder: Path) -> Iterator[Callable[[int], None]]:
-    """Hold a folder, or refuse it and say who does. What it yields tells readers from which round on it works.
+def locked(folder: Path, other: str = "choose another --out") -> Iterator[Callable[[int], None]]:
+    """Hold a folder, or refuse it and name its holder. What it yields records the round from which on it works.
 
     Args:
         folder: The folder.
+        other: What the user can do to have another one.
     """
     try:
         handle = os.open(folder / NAME, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
     except OSError as error:
-        raise ValueError(f"{folder}: cannot be written to: {error.strerror}; choose another --out") from error
+        raise ValueError(f"{folder}: cannot be written to: {error.strerror}; {other}") from error
     _held.add(handle)
     try:
-        _take(handle, folder)
+        _take(handle, folder, other)
 
         def tell(round: int) -> None:
             metadata = {"pid": os.getpid(), "host": platform.node(), "since": time.time(), "round": round}
@@ -68,7 +69,7 @@ def holder(folder: Path) -> dict[str, Any] | None:
     return None
 
 
-def _take(handle: int, folder: Path) -> None:
+def _take(handle: int, folder: Path, other: str) -> None:
     for attempt in range(PATIENCE):
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -85,7 +86,7 @@ def _take(handle: int, folder: Path) -> None:
             return
     who = _read_holder(handle)
     place = f" by process {who['pid']} on {who['host']}" if "pid" in who and "host" in who else ""
-    raise ValueError(f"{folder}: is in use{place}; wait for it, stop it, or choose another --out")
+    raise ValueError(f"{folder}: is in use{place}; wait for it, stop it, or {other}")
 
 
 def _read_holder(handle: int) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from fedlesam.runs.methods import is_centralised, method_name
 from fedlesam.runs.reopen import moved, open_between_rounds, open_run, read_config
 
 Progress = Callable[[Path, str], Tick]
-"""Called with a run and the name of a probe before it is measured; what it returns hears how much is done."""
+"""Called with a run and the name of a probe before it is measured; what it returns is called with how much is done."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def measure(
     """
     wanted = [parse_offline(probe) if isinstance(probe, str) else probe for probe in probes]
     configs = {path: read_config(path, data_dir, device) for path in dict.fromkeys(map(Path, paths))}
-    _check_unfinished(list(configs), wanted)
+    _check_memories(list(configs), wanted)
     hosts, found, sizes = _hosts(configs), list[Measured](), dict[int, Path]()
     data, loaded = None, None
     for path, config in configs.items():
@@ -112,11 +112,11 @@ def _surface(path: Path, config: RunConfig, look: Look, grid: Grid, more: dict[s
 def _reads_memories(path: Path, wanted: Sequence[Probe | Grid]) -> bool:
     """Whether to load the clients' memories: it takes time, so only where they are there and of use."""
     folder, probes = RunFolder(path), [probe for probe in wanted if isinstance(probe, Probe)]
-    if folder.is_finished():
-        return False
     if any(not probe.at_end for probe in probes):
         return True
-    return any(probe.reads_memories for probe in probes) and bool(Checkpoints(folder.checkpoints).found())
+    if folder.is_finished() or not any(probe.reads_memories for probe in probes):
+        return False
+    return bool(Checkpoints(folder.checkpoints).found())
 
 
 def _is_skipped(probe: Probe, look: Look, hosted: bool, runs: int) -> bool:
@@ -125,15 +125,14 @@ def _is_skipped(probe: Probe, look: Look, hosted: bool, runs: int) -> bool:
     return not probe.at_end and (hosted or without)
 
 
-def _check_unfinished(paths: list[Path], wanted: Sequence[Probe | Grid]) -> None:
+def _check_memories(paths: list[Path], wanted: Sequence[Probe | Grid]) -> None:
     """Before anything is measured."""
     for probe in wanted:
-        finished = [path for path in paths if RunFolder(path).is_finished()]
-        if finished and isinstance(probe, Probe) and not probe.at_end:
+        without = [path for path in paths if not Checkpoints(RunFolder(path).checkpoints).found()]
+        if without and isinstance(probe, Probe) and not probe.at_end:
             raise ValueError(
-                f"{finished[0]}: {probe.name} needs a coming round and the clients' memories, but this run is "
-                f"finished and its checkpoints are deleted; measure it while training, with `fedlesam run --probe "
-                f"{probe.name}:every=10`, or of an unfinished run at its last checkpoint"
+                f"{without[0]}: {probe.name} needs what clients remember, but this run has no checkpoint; measure it "
+                f"while training, with `fedlesam run --probe {probe.name}:every=10`, or train without --no-keep"
             )
 
 

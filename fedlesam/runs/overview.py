@@ -1,7 +1,8 @@
 """What state the runs of a folder are in."""
 
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,61 @@ class Overview:
     """What it is ranked by."""
     score: float | None = None
     """The measure, of the last evaluation."""
+    smaller: bool = False
+    """Whether a smaller measure is better."""
+    changed: float = 0.0
+    """When something was written there, in seconds since 1970."""
+
+
+@dataclass(frozen=True)
+class Folded:
+    """Runs of a comparison or a sweep in a line."""
+
+    path: Path
+    runs: list[Overview]
+
+    @property
+    def methods(self) -> list[str]:
+        """Their names, each once."""
+        return list(dict.fromkeys(run.algorithm for run in self.runs))
+
+    @property
+    def state(self) -> str:
+        """How many are in which state."""
+        counts = Counter(run.state for run in self.runs)
+        return ", ".join(f"{count} {state}" for state, count in counts.most_common())
+
+    @property
+    def best(self) -> Overview | None:
+        """Of the last evaluations; None where there is none, or where they are of different measures."""
+        scored = [run for run in self.runs if run.score is not None]
+        if len({(run.measure, run.evaluated_on) for run in scored}) != 1:
+            return None
+        return max(scored, key=lambda run: (run.score or 0.0) * (-1 if run.smaller else 1))
+
+    @property
+    def changed(self) -> float:
+        """When something was written to one of them."""
+        return max(run.changed for run in self.runs)
+
+
+def fold(runs: Iterable[Overview], root: Path) -> list[Overview | Folded]:
+    """Runs that are together in a folder below the root as one; each by itself where all are in one such folder.
+
+    Args:
+        runs: In their order.
+        root: The folder they were looked for in.
+    """
+    runs, together = list(runs), dict[Path, list[Overview]]()
+    for run in runs:
+        below = run.path.relative_to(root).parts
+        together.setdefault(root / below[0] if len(below) > 1 else run.path, []).append(run)
+    if len(together) == 1:
+        return [*runs]
+    return [
+        found[0] if len(found) == 1 and found[0].path == path else Folded(path, found)
+        for path, found in together.items()
+    ]
 
 
 def find_runs(folder: Path) -> Iterator[Overview]:
@@ -74,7 +130,14 @@ def read_overview(folder: RunFolder) -> Overview:
         checkpoint_bytes=size_of(folder.checkpoints),
         measure=run.measure.name,
         score=score,
+        smaller=run.measure.smaller,
+        changed=_changed(folder),
     )
+
+
+def _changed(folder: RunFolder) -> float:
+    known = (folder.summary, folder.metrics, folder.config)
+    return max((path.stat().st_mtime for path in known if path.exists()), default=0.0)
 
 
 def _seconds_left(holder: dict[str, Any], done: int, rounds: int) -> float | None:

@@ -21,6 +21,7 @@ from rich.progress import (
 )
 
 from fedlesam.runs.evaluated import TEST, Measure
+from fedlesam.runs.notebook import NotebookBars
 from fedlesam.runs.stopping import first_metric
 
 if TYPE_CHECKING:
@@ -40,7 +41,9 @@ class Display:
     def __init__(self, quiet: bool, *columns: ProgressColumn) -> None:
         self.quiet, self.console, self.printed = quiet, Console(stderr=True), time.monotonic()
         self.progress: Progress | None = None
-        if (self.console.is_terminal or self.console.is_jupyter) and not quiet:
+        self.notebook = NotebookBars() if self.console.is_jupyter and not quiet else None
+        self._bars = 0
+        if self.console.is_terminal and not self.console.is_jupyter and not quiet:
             name, state = TextColumn("{task.description:<12}"), TextColumn("{task.fields[state]}")
             layout = (SpinnerColumn(), name, BarColumn(), *(columns or (MofNCompleteColumn(),)), state)
             self.progress = Progress(*layout, TimeRemainingColumn(compact=True), console=self.console)
@@ -61,7 +64,7 @@ class Display:
                 yield self
         except KeyboardInterrupt:
             if out is not None:
-                self.say(f"interrupted: what was done is in {out}; the same command resumes it")
+                self.print(f"interrupted: what was done is in {out}; the same command resumes it")
             raise
         finally:
             log.removeHandler(handler)
@@ -75,11 +78,17 @@ class Display:
             total: How much there is to do, if it is known.
         """
         bar = self.progress.add_task(name, total=total, state="") if self.progress is not None else None
+        self._bars += 1
+        number = self._bars
+        if self.notebook is not None:
+            self.notebook.update(number, name, 0, total, "")
 
         def tick(done: int, of: int | None = total, state: str | None = None, last: bool = False) -> None:
             if self.progress is not None and bar is not None:
                 fields = {} if state is None else {"state": state}
                 self.progress.update(bar, completed=done, total=of, **fields)  # type: ignore[arg-type]
+            elif self.notebook is not None:
+                self.notebook.update(number, name, done, of, state or "")
             elif not self.quiet and (last or time.monotonic() - self.printed > SECONDS_BETWEEN_LINES):
                 self.printed = time.monotonic()
                 click.echo(f"{name} {done:,}/{'?' if of is None else f'{of:,}'}  {state or ''}".strip(), err=True)
@@ -88,12 +97,14 @@ class Display:
 
     def watch(self, name: str, rounds: int, on: str = TEST) -> "Callable[[Record], None]":
         """The observer of one run, evaluated on test or held-out samples."""
-        tick = self.bar(name if self.progress is not None else f"{name}  round", rounds)
-        began, first = time.monotonic(), -1
+        tick = self.bar(f"{name}  round" if self.notebook is None and self.progress is None else name, rounds)
+        began, first = 0.0, -1
 
         def see(record: "Record") -> None:
-            nonlocal first
-            new, first = first < 0, record.round if first < 0 else first
+            nonlocal began, first
+            new = first < 0
+            if new:  # what came before was loading: it says nothing about the rounds
+                began, first = time.monotonic() - record.seconds, record.round
             left = (time.monotonic() - began) / (record.round + 1 - first) * (rounds - record.round - 1)
             state = describe(record, on) if first_metric(record) is not None or self.progress is None else None
             if self.progress is None and left:
@@ -102,7 +113,7 @@ class Display:
 
         return see
 
-    def say(self, text: str) -> None:
+    def print(self, text: str) -> None:
         if not self.quiet:
             self.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
@@ -121,12 +132,12 @@ class LogHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         if hasattr(record, "total"):
             self.bar(record.unit)(record.done, record.total)  # type: ignore[attr-defined]
-        elif getattr(record, "without_bar", False) and self.display.progress is not None:
+        elif getattr(record, "without_bar", False) and (self.display.progress or self.display.notebook):
             return
         elif record.levelno >= logging.WARNING:
             self.display.console.print(f"warning: {record.getMessage()}", markup=False, highlight=False, soft_wrap=True)
         else:
-            self.display.say(record.getMessage())
+            self.display.print(record.getMessage())
 
 
 def describe(record: "Record", on: str = TEST) -> str:

@@ -147,7 +147,7 @@ class Run:
         from fedlesam.models.catalogue import make_model
 
         shape, classes = tuple(known), self.summary["classes"]
-        module = make_model(self.config.model, shape, classes, self.config.seed)
+        module = make_model(self.config.model, shape, classes, self.config.seed, self.summary.get("vocabulary", 0))
         RunFolder(self.path).load_model(module)
         return module.eval()
 

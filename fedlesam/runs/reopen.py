@@ -43,7 +43,7 @@ def open_run(path: Path, config: RunConfig | None = None, data: DataSet | None =
 
 
 def open_between_rounds(path: Path, config: RunConfig | None = None, data: DataSet | None = None) -> Look:
-    """An unfinished run as a probe saw it while it trained, at its newest checkpoint: with what clients remember.
+    """A run as a probe saw it while it trained, at its newest checkpoint: with what clients remember.
 
     The model of the round before is there if the run has a probe that asks for it, if a checkpoint of that round is
     there, or if a client keeps it (FedLESAM).
@@ -58,9 +58,8 @@ def open_between_rounds(path: Path, config: RunConfig | None = None, data: DataS
     checkpoints = _at_checkpoint(folder, experiment, memories=True)
     if checkpoints is None:
         raise ValueError(
-            f"{path}: {'is finished' if folder.is_finished() else 'has no checkpoint'}, so what its clients remember "
-            "is not there; measure it while training, with `fedlesam run --probe drift:every=10`, or at a checkpoint, "
-            "before the run is finished"
+            f"{path}: has no checkpoint, so what its clients remember is not there; measure it while training, with "
+            "`fedlesam run --probe drift:every=10`, or train without --no-keep"
         )
     state, previous = federation.state, checkpoints.previous
     if previous is None:
@@ -98,7 +97,7 @@ def _open(path: Path, config: RunConfig | None, data: DataSet | None) -> Experim
 
 def _at_checkpoint(folder: RunFolder, experiment: Experiment, *, memories: bool) -> Checkpoints | None:
     """The checkpoints of which the newest was taken up."""
-    if folder.is_finished():
+    if folder.is_finished() and not memories:
         return None
     settings, older = configs.settings_of(folder.read_config())
     metadata = {"settings": settings, "split": experiment.split.hash}

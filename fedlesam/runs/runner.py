@@ -63,6 +63,7 @@ def made_of(experiment: Experiment) -> Made:
     facts = {
         "shape" if len(data.shape) == 3 else "sample_shape": list(data.shape),
         "classes": data.outputs,
+        **({"vocabulary": data.tokens} if data.tokens else {}),
         "split": {name: getattr(split, name) for name in ("scheme", "hash", "dropped", "repeats")},
     }
     return Made(experiment.federation, split.hash, facts, lambda folder: folder.write_split(split, data))
@@ -99,8 +100,6 @@ def notes(config: RunConfig, world: World | None = None) -> list[str]:
         found.append(f"{workers} workers, {config.threads} thread{'s' if config.threads != 1 else ''} each")
     if config.clients is not None and workers > (active := count_active(config.active, config.clients)):
         found.append(f"only {active} clients are active a round: workers are idle")
-    if config.dropout == 1:
-        found.append("--dropout 1: no client ever answers, so nothing is learnt; give a probability below 1")
     return found
 
 
@@ -174,7 +173,8 @@ def execute(
             checkpoints, records = _begin(folder, config, ready)
             held.callback(checkpoints.journals[folder.metrics.name].close)
             tell(federation.state.round)
-        text = f"{config.algorithm}: {config.rounds - federation.state.round} rounds to train; a line follows the first"
+        left, name = config.rounds - federation.state.round, f"{config.algorithm}, seed {config.seed}"
+        text = f"{name}: {left} rounds to train; a line follows the first"
         log.info(text, extra={"without_bar": True})
         return _train(folder, config, ready, checkpoints, records, watch, probes)
 
@@ -272,11 +272,13 @@ def _due(every: int | str, done: int, seconds: float) -> bool:
 
 
 def _check_answers(records: list[dict[str, Any]]) -> None:
-    """Dropout alone is what was asked for."""
+    """Raise NoAnswers if all clients of all rounds were dropped."""
+    if any("train_loss" in record for record in records):
+        return
     dropped = (pair for record in records for pair in record.get("dropped", {}).items())
-    failed = next(((client, why) for client, why in dropped if why != DROPOUT), None)
-    if failed is not None and all("train_loss" not in record for record in records):
-        raise NoAnswers(f"no client ever answered, so nothing was learnt; the first, client {failed[0]}: {failed[1]}")
+    failed = next((f"the first, client {client}: {why}" for client, why in dropped if why != DROPOUT), None)
+    why = failed or "all of them dropped out: lower dropout, or train more rounds"
+    raise NoAnswers(f"no client ever answered, so nothing was learnt; {why}")
 
 
 @contextlib.contextmanager
@@ -295,9 +297,9 @@ def release_workers_on_error(world: World | None) -> Iterator[None]:
 
 
 def run_worker(world: World) -> None:
-    """In a process that torchrun started beside the leader: do as it says, with its settings.
+    """In a process that torchrun started beside the leader: work for it, with its settings.
 
-    What goes wrong here the leader hears and says.
+    An error here is sent to the leader, which raises it.
 
     Args:
         world: The processes that torchrun started, if it did.

@@ -77,7 +77,7 @@ def check(stop_when: str | None, patience: int | None, metrics: Sequence[str], t
 def why_end(
     records: Sequence[Mapping[str, Any]], stop_when: str | None, patience: int | None, first: str, smaller: bool
 ) -> str:
-    """Why a run ends after these rounds; empty if it goes on. The same for the same records, so also after a resume.
+    """Why a run ends after these rounds; empty if it continues. The same for the same records, so also after a resume.
 
     Args:
         records: Of all rounds so far, as dicts.

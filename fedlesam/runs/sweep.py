@@ -18,7 +18,7 @@ from fedlesam.core import disk
 from fedlesam.core.names import file_name
 from fedlesam.engines.signals import Interrupted, handle_signals
 from fedlesam.runs import config as configs
-from fedlesam.runs import lock
+from fedlesam.runs import lock, order
 from fedlesam.runs.config import RunConfig
 from fedlesam.runs.folder import RunFolder
 from fedlesam.runs.together import companies
@@ -45,6 +45,8 @@ class Event:
     """round, finished or failed"""
     round: int = 0
     why: str = ""
+    state: str = ""
+    """What a round that was evaluated reached."""
 
 
 Watch = Callable[[Event], None]
@@ -140,6 +142,7 @@ class Sweep:
         todo = list({task.folder: task for task in tasks if not self.is_done(task)}.values())
         if not todo:
             return
+        order.keep(self.path, [*order.read(self.path), *(f"runs/{task.folder.name}" for task in todo)])
         with (self.path / "log.txt").open("a", encoding="utf-8") as log:
             pool = Pool(min(jobs, len(todo)), log)
             with contextlib.closing(pool), handle_signals(pool.stop):

@@ -176,15 +176,15 @@ class Watchers:
 
     Args:
         openers: By their flags, as of `wanted`.
-        say: What is told of one that stopped.
+        warn: Called with a sentence about a tracker that stopped.
     """
 
-    def __init__(self, openers: dict[str, Open], say: Callable[[str], None]) -> None:
-        self.openers, self.say = openers, say
+    def __init__(self, openers: dict[str, Open], warn: Callable[[str], None]) -> None:
+        self.openers, self.warn = openers, warn
         self.live: dict[str, Tracker] = {}
 
     def watch(self, config: RunConfig, folder: Path, also: Callable[[Record], None] | None) -> Callable[[Record], None]:
-        """The observer of a run, and whom it tells besides.
+        """The observer of a run; it also calls another one.
 
         Args:
             config: Resolved settings.
@@ -225,17 +225,17 @@ class Watchers:
             yield
         except Exception as error:
             self.live.pop(flag, None)
-            self.say(f"{flag} stopped, the run continues without it: {error}")
+            self.warn(f"{flag} stopped, the run continues without it: {error}")
 
 
-def watching(openers: dict[str, Open], say: Callable[[str], None] | None = None) -> closing[Watchers]:
+def watching(openers: dict[str, Open], warn: Callable[[str], None] | None = None) -> closing[Watchers]:
     """Trackers that are closed at the end of a `with`.
 
     Args:
         openers: By their flags, as of `wanted`.
-        say: What is told of one that stopped; standard error by default.
+        warn: Called with a sentence about a tracker that stopped; by default it goes to standard error.
     """
-    return closing(Watchers(openers, say or (lambda text: print(text, file=sys.stderr))))
+    return closing(Watchers(openers, warn or (lambda text: print(text, file=sys.stderr))))
 
 
 def numbers(record: Record, on: str = TEST) -> dict[str, float]:
@@ -245,10 +245,13 @@ def numbers(record: Record, on: str = TEST) -> dict[str, float]:
         record: A round.
         on: test, or held-out.
     """
-    found: dict[str, float] = {}
-    for name, value in named(record.as_dict(), on).items():
+    values = {name: value for name, value in named(record.as_dict(), on).items() if name != "round"}
+    return dict(_numbers("", values))
+
+
+def _numbers(path: str, values: dict[str, Any]) -> Iterator[tuple[str, float]]:
+    for name, value in values.items():
         if isinstance(value, dict):
-            found.update({f"{name}/{inner}": float(number) for inner, number in value.items() if number is not None})
-        elif isinstance(value, int | float) and name != "round":
-            found[name] = float(value)
-    return found
+            yield from _numbers(f"{path}{name}/", value)
+        elif isinstance(value, int | float):
+            yield f"{path}{name}", float(value)

@@ -11,6 +11,7 @@ from PIL import Image
 
 from fedlesam.cli import main
 from fedlesam.runs.folder import RunFolder
+from fedlesam.runs.read import read_run
 
 # compare and demo
 
@@ -32,6 +33,7 @@ def test_compare_with_seeds(call: Call, tmp_path: Path) -> None:
         "accuracy.png",
         "split.png",
         "report.html",
+        "order.json",
     }
     for row in answer["ranking"]:
         seeds = [RunFolder(tmp_path / "c" / f"{row['algorithm']}-seed{s}").read_summary() for s in (0, 1)]
@@ -65,7 +67,13 @@ def test_demo(call: Call, tmp_path: Path) -> None:
     ranked = {line.split()[1]: int(line.split()[0]) for line in lines if line.split() and line.split()[0].isdigit()}
     assert set(ranked) == {"fedavg", "fedsam", "scaffold", "fedlesam", "fedlesam-s"}
     assert sorted(ranked.values()) == [1, 2, 3, 4, 5]
-    for name, size in (("accuracy.png", (1080, 660)), ("split.png", (1080, 540))):
+    said = " ".join(done.out.split())
+    for words in ("Means over 3 seeds", "sharpness", "fedavg's by 0.", "stays the same while a client trains"):
+        assert words in said, words
+    run = read_run(tmp_path / "d" / "fedsam-seed1")
+    assert run.config.hyper["rho"] == 0.1
+    assert run.series("sharpness")[-1].round == 2
+    for name, size in (("accuracy.png", (1530, 660)), ("split.png", (1080, 540))):
         assert f"picture: d/{name}" in done.out
         with Image.open(tmp_path / "d" / name) as image:
             image.load()
@@ -147,7 +155,7 @@ def test_split_prints_saves_and_draws_and_run_takes_it_back(call: Call, tmp_path
         (["--config", "bad.toml"], ["bad.toml, line 2: unknown setting 'roundz': did you mean 'rounds'"]),
         (["--out", "full"], ["full: is not empty and not a run folder", "--out"]),
         (["--out", "bad.toml"], ["bad.toml: is a file; choose a folder with --out"]),
-        (["--dropout", "1.5"], ["dropout must be at most 1, got 1.5"]),
+        (["--dropout", "1"], ["dropout must be below 1, got 1.0"]),
         (["--dropout", "-0.1"], ["dropout must be at least 0, got -0.1"]),
         (["--dropout", "nan"], ["dropout", "nan"]),
         (["--dropout", "often"], ["--dropout: expected a number, got 'often'"]),

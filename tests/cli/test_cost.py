@@ -80,7 +80,7 @@ def test_workers_and_budget_move_memory(call: Call) -> None:
         (["--memory", "lots"], "--memory: expected a size such as 4GB"),
         (["--memory", "2kB"], "--memory 2kB cannot hold the memory of one client, 2.48kB"),
         (["--device", "nonsense"], "device 'nonsense': expected auto, cpu, cuda or cuda:i"),
-        (["--device", "cuda:99"], "use --device cpu"),
+        (["--device", "cuda:99"], "use cpu"),
         (["--store", "cloud"], "--store: expected one of 'shared', 'pinned', got 'cloud'"),
         (["--precision", "fp8"], "--precision: expected one of 'fp32', 'tf32', 'bf16', 'bf16-pure', got 'fp8'"),
         (["--workers", "0"], "workers must be a whole number from 1, got 0"),

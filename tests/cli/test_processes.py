@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from command_line import TINY, contents, process
+from processes import fedlesam
 from safetensors.torch import load_file
 
 from fedlesam.runs.folder import RunFolder
@@ -23,11 +24,11 @@ def test_a_real_run_and_its_repetition(tmp_path: Path) -> None:
     assert done.code == 0
     assert "results: x" in done.out
     assert "\x1b" not in done.out + done.err, "no colours in a pipe"
-    before = contents(tmp_path)
-    again = process(*args, folder=tmp_path)
-    assert again.code == 0
-    assert "already finished" in again.out
-    assert contents(tmp_path) == before
+    before = contents(tmp_path / "x")
+    code, out, _ = fedlesam(tmp_path / "again", *args[:-1], "../x").wait()
+    assert code == 0
+    assert "already finished" in out
+    assert contents(tmp_path / "x") == before
 
 
 def test_a_real_mistake(tmp_path: Path) -> None:
@@ -38,10 +39,10 @@ def test_a_real_mistake(tmp_path: Path) -> None:
 
 
 def test_a_real_comparison_in_a_pipe(tmp_path: Path) -> None:
-    done = process("compare", "fedavg", "fedlesam", "--rounds", "1", *TINY, "--out", "c", folder=tmp_path)
-    assert done.code == 0
-    assert "\x1b" not in done.out + done.err
-    assert "fedlesam" in done.out
+    code, out, err = fedlesam(tmp_path, "compare", "fedavg", "fedlesam", "--rounds", "1", *TINY, "--out", "c").wait()
+    assert code == 0
+    assert "\x1b" not in out + err
+    assert "fedlesam" in out
     assert (tmp_path / "c" / "accuracy.png").exists()
 
 

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from processes import fedlesam
 
 from fedlesam.cli import main
 
@@ -16,10 +17,9 @@ TINY = ["--clients", "6", "--active", "2", "--epochs", "1", "--batch-size", "50"
 def comparison(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A real one, of two methods and two seeds, with what it printed beside it."""
     folder = tmp_path_factory.mktemp("comparison")
-    command = [sys.executable, "-m", "fedlesam", "compare", "fedavg", "fedlesam", *TINY, "--rounds", "3"]
-    done = subprocess.run([*command, "--seeds", "2", "--out", "c"], cwd=folder, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    (folder / "said").write_text(done.stdout)
+    command = ["compare", "fedavg", "fedlesam", *TINY, "--rounds", "3", "--seeds", "2", "--out", "c"]
+    code, _, err = fedlesam(folder, *command).wait()
+    assert code == 0, err
     return folder
 
 
@@ -32,7 +32,7 @@ def call(monkeypatch: pytest.MonkeyPatch, folder: Path, *args: str) -> int:
 
 
 def test_compare_ends_with_a_report(comparison: Path) -> None:
-    last = (comparison / "said").read_text().splitlines()[-1]
+    last = (comparison / "out").read_text().splitlines()[-1]
     assert last == "report: c/report.html"
     text = (comparison / "c" / "report.html").read_text(encoding="utf-8")
     assert "<title>2 methods on digits</title>" in text

@@ -79,7 +79,10 @@ class Browser:
         return dict(self.run(script, card))
 
     def chip(self, name: str) -> Any:
-        script = "return [...document.querySelectorAll('.chip')].find((c) => c.textContent.trim() === arguments[0])"
+        script = (
+            "return [...document.querySelectorAll('.chip')]"
+            ".find((c) => (c.dataset.label || c.textContent.trim()) === arguments[0])"
+        )
         return self.run(script, name)
 
     def choose(self, selector: str, text: str, card: Any) -> None:

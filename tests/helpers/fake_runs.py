@@ -80,6 +80,19 @@ def fake_run(
     return folder
 
 
+def fake_sweep(folder: Path) -> Path:
+    """FedSAM over rho with two seeds, FedLESAM over rho and lr, FedSMOO over three settings, FedAvg once."""
+    fake_run(folder / "fedavg", "fedavg")
+    for rho in (0.01, 0.1, 1.0):
+        for seed in (0, 1):
+            fake_run(folder / f"fedsam-{rho}-{seed}", "fedsam", seed=seed, hyper={"rho": rho})
+        for lr in (0.01, 0.1):
+            fake_run(folder / f"fedlesam-{rho}-{lr}", "fedlesam", hyper={"rho": rho}, lr=lr)
+            for lam in (0.1, 0.2):
+                fake_run(folder / f"fedsmoo-{rho}-{lr}-{lam}", "fedsmoo", hyper={"rho": rho, "lam": lam}, lr=lr)
+    return folder
+
+
 def fake_probes(folder: Path, algorithm: str, rounds: int, seed: int) -> None:
     flat = RATE.get(algorithm, 25.0) / 30
     lines = []

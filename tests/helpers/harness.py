@@ -46,7 +46,7 @@ MARKS = ("loaded", "committed")
 
 
 def small(algorithm: str = "fedlesam-s", **change: Any) -> RunConfig:
-    return configs.resolve(RunConfig(**{"algorithm": algorithm, **SMALL, **change}))
+    return configs.resolve(RunConfig(**{"algorithm": algorithm, "keep_last": False, **SMALL, **change}))
 
 
 @functools.cache
@@ -162,7 +162,8 @@ class Case:
 def flags(config: RunConfig) -> list[str]:
     """The flags of a run that is `small`."""
     changed = {"algorithm": config.algorithm, **{name: getattr(config, name) for name in (*SMALL, *MORE)}}
-    return [part for name, value in changed.items() for part in (f"--{name.replace('_', '-')}", str(value))]
+    words = [part for name, value in changed.items() for part in (f"--{name.replace('_', '-')}", str(value))]
+    return words if config.keep_last else [*words, "--no-keep"]
 
 
 # What comes out

@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import runpy
 import signal
 import socket
 import subprocess
@@ -12,6 +11,8 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+
+from fedlesam.flower.keys import make_keys
 
 ROOT = Path(__file__).resolve().parents[2]
 APP = ROOT / "examples" / "flower-cifar"
@@ -102,9 +103,9 @@ def environment(home: Path) -> dict[str, str]:
 class Deployment:
     def __init__(self, folder: Path, secure: bool = True) -> None:
         self.folder, self.secure, self.machines = folder, secure, {}  # type: ignore[var-annotated]
-        self.port = free_port()
+        self.port, self.proxy = free_port(), None
         self.keys = folder / "keys"
-        runpy.run_path(str(APP / "keys.py"))["make"](self.keys, ["127.0.0.1"], 3, 2)
+        make_keys(self.keys, [], 3, days=2)
         home = folder / "cli-home"
         home.mkdir()
         security = f'root-certificates = "{self.keys / "ca.crt"}"' if secure else "insecure = true"
@@ -133,14 +134,27 @@ class Deployment:
         return machine
 
     def supernode(
-        self, client: int, *, name: str = "", key: Path | None = None, ca: Path | None = None, more: str = ""
+        self,
+        client: int,
+        *,
+        name: str = "",
+        key: Path | None = None,
+        ca: Path | None = None,
+        more: str = "",
+        through: int | None = None,
+        forked: bool = False,
     ) -> Machine:
+        """One that connects through a proxy's port, or whose messages our executor runs, if asked for."""
+        name, port = name or f"node{client}", str(free_port())
         roots = ["--root-certificates", str(ca or self.keys / "ca.crt")]
         security = [*roots, "--auth-supernode-private-key", str(key or self.keys / f"node{client}")]
-        flags = ["--superlink", f"127.0.0.1:{self.port}", "--port", str(free_port()), "--max-retries", "3"]
+        flags = ["--superlink", f"127.0.0.1:{through or self.port}", "--port", port, "--max-retries", "3"]
         config = ["--node-config", f"partition-id={client} num-partitions=3 {more}".strip()]
+        flags += ["--isolation", "process"] if forked else []
         command = [str(BIN / "flower-supernode"), *(security if self.secure else ["--insecure"]), *flags, *config]
-        return self.start(name or f"node{client}", command)
+        if forked:
+            self.start(f"{name}-executor", [str(BIN / "fedlesam"), "deploy", "executor", "--port", port])
+        return self.start(name, command)
 
     def restart(self, client: int) -> None:
         """As a service manager does: until the SuperLink has noticed that the one before is gone."""
@@ -200,11 +214,19 @@ class Deployment:
 
 
 @contextlib.contextmanager
-def three_nodes(folder: Path, **more: str) -> Iterator[Deployment]:
+def three_nodes(folder: Path, *, forked: int | None = None, through: Any = None, **more: str) -> Iterator[Deployment]:
+    """Of one node our executor runs the messages; `through` opens a proxy, for that node, too."""
     with Deployment(folder) as deployment:
         deployment.superlink()
         deployment.register()
-        for client in range(3):
-            deployment.supernode(client, more=more.get(f"node{client}", ""))
-        wait("three SuperNodes", lambda: deployment.online() == 3, 60)
-        yield deployment
+        with (
+            through(folder / "proxy", deployment.keys, deployment.port)
+            if through
+            else contextlib.nullcontext() as proxy
+        ):
+            deployment.proxy = proxy
+            for client in range(3):
+                special = {"forked": True, "through": proxy[0] if proxy else None} if client == forked else {}
+                deployment.supernode(client, more=more.get(f"node{client}", ""), **special)
+            wait("three SuperNodes", lambda: deployment.online() == 3, 120)
+            yield deployment

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fedlesam import cli
+from fedlesam.runs import job
 
 PATIENCE = 120
 """Seconds after which a process counts as hanging."""
@@ -114,7 +115,12 @@ class Command:
 
 
 def fedlesam(place: Path, *arguments: str, **environment: str) -> Command:
-    """The command line in a fork, its current folder and what it says in `place`."""
+    """The command line in a fork, its current folder and what it prints in `place`."""
+    return in_fork(place, cli.main, ["fedlesam", *arguments], environment)
+
+
+def in_fork(place: Path, main: Callable[[], Any], argv: list[str], environment: dict[str, str]) -> Command:
+    """A program's main function in a fork, which spares its imports."""
     place.mkdir(parents=True, exist_ok=True)
 
     def work() -> None:
@@ -125,10 +131,52 @@ def fedlesam(place: Path, *arguments: str, **environment: str) -> Command:
             handle = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
             os.dup2(handle, number)
         sys.stdout, sys.stderr = (os.fdopen(number, "w", buffering=1) for number in (1, 2))
-        sys.argv = ["fedlesam", *arguments]
-        cli.main()
+        sys.argv = argv
+        main()
 
     return Command(fork(work), place)
+
+
+class ForkedJob:
+    """Stands for the `Popen` of a sweep's job: a process of its own that need not import PyTorch again."""
+
+    def __init__(self, _: list[str], *, pass_fds: list[int], stdout: Any, **__: Any) -> None:
+        (handle,) = pass_fds
+        said = stdout.fileno()
+        self.status: int | None = None
+        self.pid = os.fork()
+        if self.pid:
+            return
+        try:
+            os.setsid()
+            signal.set_wakeup_fd(-1)
+            os.dup2(said, 1)
+            os.dup2(said, 2)
+            for number in [int(path.name) for path in Path("/proc/self/fd").iterdir()]:
+                if number > 2 and number != handle:
+                    with contextlib.suppress(OSError):
+                        os.close(number)
+            sys.stdout, sys.stderr = (os.fdopen(number, "w", buffering=1) for number in (1, 2))
+            job.main(handle)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(0)
+
+    def poll(self) -> int | None:
+        if self.status is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            self.status = os.waitstatus_to_exitcode(status) if pid else None
+        return self.status
+
+    def wait(self) -> int:
+        if self.status is None:
+            self.status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        return self.status
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
 
 
 def wait_for(condition: Callable[[], Any], process: Forked | None = None) -> None:

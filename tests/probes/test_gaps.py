@@ -37,7 +37,7 @@ ALL = "sharpness:every=1,steps=2 hessian:every=1,k=1,draws=2 drift:every=1,sampl
 # dropout
 
 
-@pytest.mark.parametrize("dropout", [0.5, 1.0])
+@pytest.mark.parametrize("dropout", [0.5, 1 - 1e-9])
 @pytest.mark.parametrize("name", ["fedsam", "fedlesam"])
 def test_who_is_silent_is_not_measured(name: str, dropout: float) -> None:
     fed = federation(name, dropout=dropout, active=5)
@@ -50,7 +50,7 @@ def test_who_is_silent_is_not_measured(name: str, dropout: float) -> None:
         able = constant_perturbations(fed, range(6))
         record = fed.round()
         answered = sorted(set(record.active) - set(record.dropped or {}))
-        assert len(answered) < 5 or dropout < 1
+        assert len(answered) < 5 or dropout == 0.5
         seen += len(record.active) - len(answered)
         assert {key for key in sharpness if key.startswith("trained_")} == (
             {f"trained_{what}" for what in ("mean", "min", "max", *answered)} if answered else set()

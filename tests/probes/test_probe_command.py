@@ -83,6 +83,21 @@ def test_json_tables_surfaces_and_pictures(in_runs: Call) -> None:
     assert "trace_error" in out
 
 
+def test_drift_of_a_finished_run_is_that_of_a_longer_one_there(in_runs: Call) -> None:
+    """Its last checkpoint has what clients remember."""
+    execute(tiny(algorithm="fedlesam", rounds=3, probe="drift:every=2"), Path("longer"))
+    assert in_runs("probe", "lesam", "--probe", "drift", "-q").code == 0
+    (now,) = readings.read(Path("lesam/probes.jsonl"))
+    while_training = [line for line in readings.read(Path("longer/probes.jsonl")) if line.round == 2]
+    assert [now.values] == [line.values for line in while_training] and now.values["counted"]
+
+
+def test_drift_without_a_checkpoint_is_refused(in_runs: Call) -> None:
+    execute(tiny(keep_last=False), Path("gone"))
+    code, _, err = in_runs("probe", "gone", "--probe", "drift")
+    assert code == 2 and "gone: drift needs what clients remember, but this run has no checkpoint" in err
+
+
 def test_quiet_says_nothing(in_runs: Call) -> None:
     assert in_runs("probe", "sam", "-q", "--probe", "sharpness:steps=1,samples=10,local=no") == (0, "", "")
 
@@ -101,10 +116,6 @@ def test_it_changes_nothing_else(in_runs: Call) -> None:
         (["sam", "--probe", "sharpnes"], "unknown probe 'sharpnes': did you mean 'sharpness'?"),
         (["sam", "--probe", "surface:points=0"], "points must be a whole number from 3, got 0"),
         (["sam", "--probe", "surface:pints=3"], "unknown option 'pints': did you mean 'points'?"),
-        (
-            ["sam", "--probe", "drift"],
-            "the clients' memories, but this run is finished",
-        ),
         (["sam", "--probe", "hessian:k=999"], "k must be below the model's 310 parameters"),
         (["sam", "--device", "tpu"], "device 'tpu'"),
     ],

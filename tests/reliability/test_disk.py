@@ -49,7 +49,7 @@ def check_fails_well(case: Case, plan: Plan, expected: Any) -> None:
     assert result(case.run) == expected, plan
 
 
-@pytest.mark.parametrize("part", range(2))
+@pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.slow) for part in (1, 2, 3))])
 @pytest.mark.parametrize("setup", ["one worker", "pinned"])
 def test_every_call_fails_once(setup: str, part: int, references: References, tmp_path: Path) -> None:
     """The dangerous kind: the next call works again, so a run may go on with half of a change."""
@@ -65,7 +65,7 @@ def test_every_call_fails_once(setup: str, part: int, references: References, tm
         "write_text",
         "unlink",
     }
-    every = 2 if setup == "one worker" else 8
+    every = 4 if setup == "one worker" else 8
     for label, nth in found[part::every]:
         number = errno.ENOSPC if label.split()[1] in NEEDS_SPACE else errno.EIO
         case = Case(tmp_path / label.replace("/", "_"), config)

@@ -26,7 +26,7 @@ from fedlesam.runs.overview import find_runs, read_overview
 from fedlesam.runs.read import read_run
 from fedlesam.runs.runner import execute
 
-CONFIG = configs.resolve(RunConfig(**{**SMALL, "algorithm": "fedlesam-s"}))
+CONFIG = configs.resolve(RunConfig(**{**SMALL, "algorithm": "fedlesam-s", "keep_last": False}))
 VICTIMS = ("config.toml", "summary.json", "metrics.jsonl", "versions.json", "split.safetensors", "run.lock")
 VERSIONS = {"fedlesam": "1", "torch": "2"}
 STATES = ("finished", "interrupted", "stopped", "killed", "killed early")

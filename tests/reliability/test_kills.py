@@ -167,6 +167,17 @@ def test_killed_while_it_closes_and_again_while_it_cleans_up(references: Referen
     check_resumes(case, references(config))
 
 
+def test_killed_while_it_closes_a_run_is_extended(references: References, tmp_path: Path) -> None:
+    """What a finished run keeps is whole, whenever the process that finished it died."""
+    for number, place in enumerate(("after replace summary.json", "before replace summary.json")):
+        case = Case(tmp_path / str(number), small("fedlesam-s", rounds=4, keep_last=True))
+        assert case.attempt(Plan(place)).killed
+        longer = small("fedlesam-s", rounds=6, keep_last=True)
+        assert case.attempt(config=longer).code == 0
+        found, expected = result(case.run), references(small("fedlesam-s", rounds=6))
+        assert (found.metrics, found.model) == (expected.metrics, expected.model)
+
+
 # Power loss
 
 

@@ -216,9 +216,9 @@ def test_figures_and_tables_as_files(tmp_path: Path) -> None:
         with Image.open(figures / f"{name}.png") as image:
             assert image.width > 900
         assert (figures / f"{name}.pdf").read_bytes().startswith(b"%PDF")
-    assert {path.name for path in tables.iterdir()} == {
+    assert {path.name for path in tables.iterdir()} == {"curves.csv"} | {
         f"{name}.{ending}"
-        for name in ("results", "gains", "costs", "to-target", "differences")
+        for name in ("results", "gains", "metrics", "costs", "to-target", "differences")
         for ending in ("csv", "md", "tex")
     }
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["r.html"], "and no part of a file"

@@ -1,11 +1,14 @@
 """The page of a report in a real browser: headless Chromium, driven by its own driver."""
 
+import csv
+import io
+import time
 from pathlib import Path
 
 import pytest
 from browser import MARKS, Browser
 from browser import browser as browser
-from fake_runs import fake_run
+from fake_runs import fake_run, fake_sweep
 
 from fedlesam.report.write import write_report
 from fedlesam.runs.read import find_runs
@@ -105,18 +108,83 @@ def test_seeds_have_bands(browser: Browser, page: Path) -> None:
 
 def test_curves_against_what_they_cost(browser: Browser, page: Path) -> None:
     browser.open(page)
-    card = browser.show("Test accuracy")
-    browser.choose("#against", "MB sent", card)
-    ends = dict(
-        browser.run(
-            "return arguments[0].querySelector('.plot').data.filter((t) => t.meta.group !== undefined)"
-            ".map((t) => [t.name, t.x[t.x.length - 1]])",
-            card,
+    bar = browser.run("return document.getElementById('bar')")
+    browser.choose("#against", "MB sent", bar)
+    for heading, last in (("Test accuracy", 60), ("Training loss", 60), ("Sharpness", 60)):
+        card = browser.show(heading)
+        ends = dict(
+            browser.run(
+                "return arguments[0].querySelector('.plot').data.filter((t) => t.meta.group !== undefined)"
+                ".map((t) => [t.name, t.x[t.x.length - 1]])",
+                card,
+            )
         )
+        assert ends == {"fedavg": last, "fedlesam": last, "fedsam": last, "scaffold": 2 * last, "fedlesam-s": 2 * last}
+        assert browser.run("return arguments[0].querySelector('.plot').layout.xaxis.title.text", card) == "MB sent"
+    along = browser.show("Loss along a line")
+    assert browser.run("return arguments[0].querySelector('.plot').layout.xaxis.title.text", along) == "distance"
+
+
+def test_curves_are_smoothed_and_cut(browser: Browser, page: Path) -> None:
+    browser.open(page)
+    bar = browser.run("return document.getElementById('bar')")
+    before = browser.lines(browser.show("Test accuracy"))["fedavg"]
+    low = browser.run(
+        "return arguments[0].querySelector('.plot')._fullLayout.yaxis.range[0]", browser.show("Test accuracy")
     )
-    assert ends == {"fedavg": 60, "fedlesam": 60, "fedsam": 60, "scaffold": 120, "fedlesam-s": 120}
-    other = browser.show("Training loss")
-    assert browser.run("return arguments[0].querySelector('.plot').layout.xaxis.title.text", other) == "MB sent"
+    assert low <= min(before), "the first rounds are visible"
+    browser.choose("#smooth", "5", bar)
+    after = browser.lines(browser.show("Test accuracy"))["fedavg"]
+    assert after[10] == pytest.approx(sum(before[8:13]) / 5)
+    assert after[0] == before[0], "the window shrinks at the ends"
+    assert after[1] == pytest.approx(sum(before[0:3]) / 3)
+    card = browser.show("Test accuracy")
+    assert "running mean of 5" in browser.run("return arguments[0].querySelector('.caption').textContent", card)
+    browser.choose("#smooth", "off", bar)
+    browser.choose("#span", "second half", bar)
+    assert browser.lines(browser.show("Test accuracy"))["fedavg"] == before[14:]
+    assert browser.errors() == []
+
+
+def test_the_legend_has_hyper_parameters(browser: Browser, page: Path) -> None:
+    browser.open(page)
+    assert browser.chip("fedsam").text.split() == ["fedsam", "rho=0.1"]
+    assert browser.chip("fedavg").text == "fedavg"
+
+
+def test_curves_are_saved_as_a_file(browser: Browser, page: Path, tmp_path: Path) -> None:
+    browser.open(page)
+    allow = {"behavior": "allow", "downloadPath": str(tmp_path)}
+    browser.driver.execute_cdp_cmd("Browser.setDownloadBehavior", allow)
+    browser.run("document.getElementById('curves-csv').click()")
+    end = time.monotonic() + 60
+    while not (tmp_path / "curves.csv").exists():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    saved = list(csv.reader(io.StringIO((tmp_path / "curves.csv").read_text())))
+    write_report(find_runs([page.parent / "runs"]), tmp_path / "r.html", tables=tmp_path)
+    exact = list(csv.reader(io.StringIO((tmp_path / "curves.csv").read_text())))
+    assert saved[0] == exact[0]
+    for mine, theirs in zip(sorted(saved[1:]), sorted(exact[1:]), strict=True):
+        assert mine[:2] == theirs[:2]
+        assert [float(x) for x in mine[2:]] == pytest.approx([float(x) for x in theirs[2:]], rel=1e-4)
+
+
+def test_a_sweep_over_one_two_and_three_settings(browser: Browser, tmp_path: Path) -> None:
+    write_report(find_runs([fake_sweep(tmp_path / "runs")]), tmp_path / "report.html")
+    browser.open(tmp_path / "report.html")
+    card = browser.show("Over settings")
+    drawn = browser.lines(card)
+    assert (len(drawn["fedsam"]), len(set(drawn["fedavg"]))) == (3, 1), "what was not swept is a level line"
+    assert browser.run("return arguments[0].querySelector('.plot')._fullLayout.xaxis.type", card) == "log"
+    browser.choose("[data-choose]", "fedlesam: lr and rho", card)
+    [z] = browser.run("return arguments[0].querySelector('.plot').data.map((t) => t.z)", card)
+    assert (len(z), len(z[0])) == (3, 2)
+    browser.choose("[data-choose]", "fedsmoo: 3 settings", card)
+    assert browser.run("return arguments[0].querySelector('.plot').data.length", card) == 12
+    browser.chip("none").click()
+    assert browser.run("return arguments[0].querySelector('.plot').data.length", card) == 0
+    assert browser.errors() == []
 
 
 def test_a_probe_has_a_choice_of_its_numbers(browser: Browser, page: Path) -> None:

@@ -53,7 +53,8 @@ OTHER: dict[str, Any] = {
     "sampling": "mine:draw",
     "stop_when": "accuracy>=0.9",
     "patience": 3,
-    "keep_last": True,
+    "keep_last": False,
+    "client_test": 0.25,
     "hyper": {"rho": 0.25, "lam": 1e-3, "mode": "origin", "count": 3, "flag": True},
     "weighting": "examples",
     "evaluate_every": 4,
@@ -149,6 +150,7 @@ def test_resolve_settles_everything() -> None:
         "sampling",
         "stop_when",
         "patience",
+        "client_test",
         "stack_runs",
         "probe",
     ]
@@ -354,7 +356,7 @@ def test_every_hyper_parameter_of_a_flag_belongs_to_a_method() -> None:
         ({"clip": -1.0}, "clip must be above 0, got -1"),
         ({"evaluate_every": 0}, "evaluate_every must be a whole number from 1, got 0"),
         ({"threads": 0}, "threads must be a whole number from 1, got 0"),
-        ({"dropout": 1.5}, "dropout must be at most 1, got 1.5"),
+        ({"dropout": 1.5}, "dropout must be below 1, got 1.5"),
         ({"dropout": -0.1}, "dropout must be at least 0, got -0.1"),
         ({"dropout": float("nan")}, "dropout must be at least 0, got nan"),
         ({"max_update_norm": -1.0}, "max_update_norm must be above 0, got -1"),
@@ -379,7 +381,7 @@ def test_build_refuses(change: dict[str, Any], message: str) -> None:
         ("seed", "-1", "seed must be a whole number from 0, got -1"),
         ("keep", "0", "keep must be a whole number from 1, got 0"),
         ("samples", "0", "samples must be a whole number from 1, got 0"),
-        ("dropout", "1.5", "dropout must be at most 1, got 1.5"),
+        ("dropout", "1.5", "dropout must be below 1, got 1.5"),
         ("checkpoint_every", "0", "checkpoint_every must be at least a round or some time, got 0"),
     ],
 )
@@ -408,6 +410,7 @@ def test_build_passes_every_setting_on() -> None:
                 "steps": None,
                 "sampling": None,
                 "optimizer": "sgd",
+                "split": "dirichlet:0.3",
             }
         )
     )
@@ -425,7 +428,7 @@ def test_build_passes_every_setting_on() -> None:
     with pytest.raises(ValueError, match="--steps 6 and --epochs 1-4: give one of the two"):
         build(dataclasses.replace(config, steps=6))
     assert len(fed.clients) == 7
-    assert experiment.split.scheme == "dirichlet:0.3,repeat"
+    assert experiment.split.scheme == "dirichlet:0.3" and experiment.split.tests is not None
     assert len(fed.weights) == 64 * 3 + 3 + 3 * 10 + 10
     assert build(dataclasses.replace(config, clip=2.0)).federation.local.clip == 2.0
     with pytest.raises(ValueError, match="the stacked engine goes with one worker, got 3"):

@@ -106,7 +106,7 @@ def test_more_rounds_extend_a_finished_run_with_the_bits_of_a_long_one(tmp_path:
 
 def test_without_its_last_checkpoint_a_run_is_not_extended(tmp_path: Path) -> None:
     federation().fit(2, tmp_path, keep_last=False, progress=False)
-    with pytest.raises(ValueError, match=r"finished run of 2 rounds without a checkpoint to go on from \(.*keep-last"):
+    with pytest.raises(ValueError, match=r"finished run of 2 rounds without a checkpoint to resume from \(.*--no-keep"):
         federation().fit(3, tmp_path, progress=False)
     assert RunFolder(tmp_path).is_finished()
 
@@ -212,7 +212,7 @@ def test_the_page_of_the_documents(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     """Every snippet of docs/python-runs.md, in its order, in an empty folder."""
     page = (Path(__file__).parents[2] / "docs" / "python-runs.md").read_text(encoding="utf-8")
     snippets = re.findall(r"^```python\n(.*?)^```$", page, re.M | re.S)
-    assert len(snippets) == 4
+    assert len(snippets) == 5
     monkeypatch.chdir(tmp_path)
     exec("\n".join(snippets), {})
     assert RunFolder(Path("runs/mine")).read_summary()["rounds"] == 8

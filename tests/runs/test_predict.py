@@ -293,7 +293,7 @@ def test_why_there_is_no_mps() -> None:
 @pytest.mark.parametrize("device", ["cuda", "cuda:0", "cuda:99"])
 def test_a_gpu_that_is_not_there(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    with pytest.raises(ValueError, match=rf"device '{device}': this machine has 0 GPUs; use --device cpu"):
+    with pytest.raises(ValueError, match=rf"device '{device}': this machine has 0 GPUs; use cpu"):
         find_device(device)
 
 

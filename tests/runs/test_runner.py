@@ -66,7 +66,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunConfig, Path,
 
 def test_all_files_are_there_and_nothing_half_written(finished: tuple[RunConfig, Path, dict[str, Any]]) -> None:
     names = {p.name for p in finished[1].iterdir()}
-    assert names == FILES | {"run.lock"}
+    assert names == FILES | {"run.lock", "checkpoints"}
 
 
 def test_no_pickle_in_the_folder(finished: tuple[RunConfig, Path, dict[str, Any]]) -> None:

@@ -45,14 +45,43 @@ def fails(outputs: Tensor, targets: Tensor) -> float:
     raise ZeroDivisionError("no samples of class 3")
 
 
+def pairs() -> object:
+    """A dict of several inputs."""
+    draw = torch.Generator().manual_seed(0)
+    user, item = torch.randn(90, 3, generator=draw), torch.randn(90, 4, generator=draw)
+    both = {"user": user, "item": item, "labels": (user[:, 0] > 0).long()}
+    return {name: part[:60] for name, part in both.items()}, {name: part[60:] for name, part in both.items()}
+
+
+def nested() -> object:
+    """The same as a nested tuple."""
+    train, test = pairs()
+    return tuple(((part["user"], part["item"]), part["labels"]) for part in (train, test))
+
+
+def ragged() -> object:
+    train, test = pairs()
+    return train, {**test, "item": test["item"][:5]}
+
+
+class Towers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.user, self.item = nn.Linear(3, 2), nn.Linear(4, 2)
+
+    def forward(self, user: Tensor, item: Tensor) -> Tensor:
+        return self.user(user) + self.item(item)
+
+
 HEAD = "import torch\nfrom torch import Tensor, nn\nimport fedlesam as fl\n"
+TREES = (pairs, nested, ragged, Towers)
 TAIL = "worst = fl.Metric(worst, better='smaller')\nnumber = 3\n"
 
 
 @pytest.fixture(autouse=True)
 def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A user's module, in the folder where the command is called."""
-    parts = [inspect.getsource(part) for part in (prices, text, speaker, worst, fails)]
+    parts = [inspect.getsource(part) for part in (prices, text, speaker, worst, fails, *TREES)]
     (tmp_path / "mine_for_tasks.py").write_text("\n".join([HEAD, *parts, TAIL]))
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
@@ -106,6 +135,21 @@ def test_tokens_stay_whole_numbers(tmp_path: Path) -> None:
     assert list(run.records[0]["metrics"]) == ["perplexity", "token_accuracy"]
     data = run.federation().clients[0].tensors()
     assert data[0].dtype == data[1].dtype == torch.int64
+
+
+def test_data_of_several_inputs(tmp_path: Path) -> None:
+    """A dict and a nested tuple of the same tensors learn the same, also from samples held out and clients tested."""
+    for name in ("pairs", "nested"):
+        data = ["--data", f"mine_for_tasks:{name}", "--model", "mine_for_tasks:Towers", "--held-out", "9"]
+        common = ["--split", "dirichlet:1", *COMMON[2:], "--client-test", "20%", "--rounds", "2"]
+        fedlesam("run", *data, *common, "--out", str(tmp_path / name))
+    one, other = (read_run(tmp_path / name) for name in ("pairs", "nested"))
+    assert [r["test_accuracy"] for r in one.records] == [r["test_accuracy"] for r in other.records]
+    assert one.records[-1]["test_clients"] == other.records[-1]["test_clients"]
+    assert set(one.federation().clients[0].tensors()) == {"user", "item", "labels"}
+    assert one.summary["split"]["hash"] == other.summary["split"]["hash"]
+    with pytest.raises(ValueError, match=r"data 'mine_for_tasks:ragged': test: .* has 30 samples and .* has 5"):
+        fedlesam("run", "--data", "mine_for_tasks:ragged", "--model", "mine_for_tasks:Towers", *COMMON)
 
 
 def test_a_folder_whose_run_had_another_task(tmp_path: Path) -> None:

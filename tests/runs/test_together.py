@@ -51,6 +51,7 @@ def train(configs: list[RunConfig], out: Path, watch: Any = None) -> list[type[B
     return ends
 
 
+@pytest.mark.usefixtures("forked_jobs")
 def test_a_sweep_has_the_runs_of_its_parts(tmp_path: Path) -> None:
     """By two processes, and one run by itself; the width of the stack is in the folder."""
     events: list[Event] = []

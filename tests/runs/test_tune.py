@@ -70,6 +70,7 @@ def test_the_poison_works(tmp_path: Path) -> None:
     assert done.returncode != 0 and "the test data was looked at" in done.stderr
 
 
+@pytest.mark.usefixtures("forked_jobs")
 def test_the_best_comes_first_and_repeats_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -90,6 +91,7 @@ def test_the_best_comes_first_and_repeats_are_read(
     assert before == {path: path.stat().st_mtime_ns for path in (tmp_path / "t" / "runs").rglob("*")}
 
 
+@pytest.mark.usefixtures("forked_jobs")
 def test_the_budget_is_printed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -133,6 +135,7 @@ def test_bad_input(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.usefixtures("forked_jobs")
 def test_optuna_draws_the_same_trials_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,6 +1,6 @@
 "use strict";
 (() => {
-  const { groups, panels, pool } = JSON.parse(document.getElementById("data").textContent);
+  const { groups, panels, pool, costs } = JSON.parse(document.getElementById("data").textContent);
   const root = document.documentElement;
   const on = groups.map(() => true);
   const DASH = { "-": "solid", "--": "dash", ":": "dot", "-.": "dashdot" };
@@ -35,36 +35,57 @@
     automargin: true, ...extra,
   });
 
+  const drawn = { against: "", smooth: 1, span: 0 };
+  function smoothed(list) {
+    const half = (drawn.smooth - 1) / 2;
+    return half < 1 ? list : list.map((own, i) => {
+      const near = Math.min(half, i, list.length - 1 - i);
+      const known = list.slice(i - near, i + near + 1).filter((v) => v !== null);
+      return own === null ? null : known.reduce((a, b) => a + b, 0) / known.length;
+    });
+  }
+
   function curves(panel) {
     const chart = panel.options[panel.chosen];
-    const costs = (s) => (panel.against ? s.costs[panel.against] : s.x);
-    const shown = chart.series.filter((s) => on[s.group] && costs(s) !== undefined);
+    const rounds = chart.x === "round";
+    const against = rounds ? drawn.against : "";
+    const across = (s) => (against ? s.costs[against] : s.x);
+    const shown = chart.series.filter((s) => on[s.group] && across(s) !== undefined);
+    const last = Math.max(0, ...shown.map((s) => Math.max(...values(s.x))));
+    const from = rounds ? drawn.span * last : -Infinity;
     const traces = [];
     for (const s of shown) {
-      const x = values(costs(s));
-      if (s.low !== null) {
-        const low = values(s.low), high = values(s.high);
+      const late = (list) => list.filter((_, i) => values(s.x)[i] >= from);
+      const line = (i) => (i === null ? null : late(rounds ? smoothed(values(i)) : values(i)));
+      const x = late(values(across(s))), low = line(s.low), high = line(s.high);
+      if (low !== null) {
         traces.push({
           x: [...x, ...[...x].reverse()], y: [...high, ...[...low].reverse()], fill: "toself", type: "scatter",
           mode: "lines", line: { width: 0 }, fillcolor: clear(colour(s.group), dark() ? 0.22 : 0.16), hoverinfo: "skip",
           name: "", meta: { band: s.group },
         });
+      } else if (rounds && drawn.smooth > 1) {
+        traces.push({
+          x, y: late(values(s.mean)), type: "scatter", mode: "lines", hoverinfo: "skip", name: "", meta: { raw: s.group },
+          line: { color: clear(colour(s.group), 0.3), width: 1 },
+        });
       }
-      const range = s.low === null ? "" : "  (%{customdata[0]:.4g} to %{customdata[1]:.4g})";
+      const range = low === null ? "" : "  (%{customdata[0]:.4g} to %{customdata[1]:.4g})";
       traces.push({
-        x, y: values(s.mean), type: "scatter", mode: chart.points ? "lines+markers" : "lines",
+        x, y: line(s.mean), type: "scatter", mode: chart.points ? "lines+markers" : "lines",
         name: safe(groups[s.group].label), line: { color: colour(s.group), dash: DASH[groups[s.group].line], width: 2 },
         marker: { size: 6 }, meta: { group: s.group },
-        customdata: s.low === null ? undefined : values(s.low).map((low, i) => [low, values(s.high)[i]]),
+        customdata: low === null ? undefined : low.map((least, i) => [least, high[i]]),
         hovertemplate: `%{y:.4g}${range}<extra>${safe(groups[s.group].label)}</extra>`,
       });
     }
-    const once = shown.length > 0 && shown.every((s) => values(s.x).length === 1) && !panel.against;
+    const once = shown.length > 0 && shown.every((s) => values(s.x).length === 1);
     if (once) {  // a single look at each model: side by side, not on a line of rounds
       traces.splice(0, traces.length, ...shown.map((s) => {
         const [mean] = values(s.mean), low = s.low === null ? mean : values(s.low)[0], high = s.high === null ? mean : values(s.high)[0];
         return {
-          x: [safe(groups[s.group].label)], y: [mean], type: "scatter", mode: "markers", name: safe(groups[s.group].label),
+          x: against ? values(across(s)) : [safe(groups[s.group].label)], y: [mean], type: "scatter", name: safe(groups[s.group].label),
+          mode: against ? "markers+text" : "markers", text: [safe(groups[s.group].label)], textposition: "top center", cliponaxis: false,
           marker: { size: 11, color: colour(s.group) }, meta: { group: s.group },
           error_y: { type: "data", symmetric: false, array: [high - mean], arrayminus: [mean - low], color: colour(s.group) },
           hovertemplate: `%{y:.4g}<extra>after round ${values(s.x)[0]}</extra>`,
@@ -72,21 +93,103 @@
       }));
     }
     const y = axis(chart.y, { type: chart.log ? "log" : "linear", exponentformat: "power" });
-    if (chart.floor && shown.length) {
-      const means = shown.map((s) => values(s.mean));
-      const tenth = Math.min(...means.map((m) => [...m].sort((a, b) => a - b)[Math.floor(0.1 * (m.length - 1))]));
-      const top = Math.max(...shown.map((s) => Math.max(...values(s.high === null ? s.mean : s.high))));
-      const bottom = Math.max(0, tenth - 5);
-      y.range = [bottom, top + 0.04 * Math.max(top - bottom, 1)];
-    }
-    const label = panel.against || (once ? "" : chart.x);
-    const revision = `${panel.chosen} ${panel.against} ${chart.floor ? on : ""}`;
+    const label = against || (once ? "" : chart.x);
+    const few = rounds && !against && last <= 10 ? { dtick: 1 } : {};
     Plotly.react(panel.plot, traces, look({
-      xaxis: axis(label, { rangemode: panel.against ? "tozero" : "normal", type: once ? "category" : "linear" }),
-      yaxis: y, uirevision: revision, hovermode: shown.length <= 8 && !once ? "x unified" : "closest",
+      xaxis: axis(label, {
+        rangemode: rounds && !drawn.span ? "tozero" : "normal", type: once && !against ? "category" : "linear", separatethousands: true, ...few,
+      }),
+      yaxis: y, uirevision: `${panel.chosen} ${Object.values(drawn)}`,
+      hovermode: shown.length <= 8 && !once ? "x unified" : "closest",
     }), { ...config, toImageButtonOptions: { format: "svg", filename: chart.key } });
     panel.plot.setAttribute("aria-label", `${chart.title}: a line chart of ${shown.map((s) => groups[s.group].label).join(", ")}`);
-    panel.caption.textContent = chart.caption;
+    const note = drawn.smooth > 1 && rounds && !once ? ` Smoothed: running mean of ${drawn.smooth} evaluations.` : "";
+    panel.caption.textContent = (chart.caption + note).trim();
+  }
+
+  // A sweep: lines over one setting, a grid over two, a line across an axis per setting over more.
+  const number = (v) => Number(v.toPrecision(4)).toString();
+  const scored = (p) => `${number(p.mean)}${p.sd === null ? "" : ` ± ${number(p.sd)}`}`;
+  const settings = (view, p) => view.axes.map((a, i) => `${safe(a.name)} ${safe(a.ticks[p.at[i]])}`).join(", ");
+  function lines(view) {
+    const [{ name, ticks, at, log }] = view.axes;
+    const place = (p) => (at ? at[p.at[0]] : safe(ticks[p.at[0]]));
+    const traces = [];
+    for (const [method, points] of Object.entries(view.points)) {
+      const shown = points.filter((p) => on[p.group]).sort((a, b) => a.at[0] - b.at[0]);
+      if (!shown.length) continue;
+      const g = points[0].group;
+      traces.push({
+        x: shown.map(place), y: shown.map((p) => p.mean), type: "scatter", mode: "lines+markers", name: safe(method), meta: { group: g },
+        line: { color: colour(g), dash: DASH[groups[g].line], width: 2 }, marker: { size: 7 },
+        error_y: { type: "data", array: shown.map((p) => p.sd ?? 0), visible: shown.some((p) => p.sd !== null), thickness: 1 },
+        text: shown.map((p) => `${settings(view, p)}: ${scored(p)}`), hovertemplate: `%{text}<extra>${safe(method)}</extra>`,
+      });
+    }
+    const ends = [at ? at[0] : safe(ticks[0]), at ? at[at.length - 1] : safe(ticks[ticks.length - 1])];
+    for (const [method, p] of Object.entries(view.beside)) {
+      if (!on[p.group]) continue;
+      traces.push({
+        x: ends, y: [p.mean, p.mean], type: "scatter", mode: "lines", name: safe(method), meta: { group: p.group },
+        line: { color: colour(p.group), width: 1.5, dash: "dash" }, hovertemplate: `${scored(p)}<extra>${safe(method)}</extra>`,
+      });
+    }
+    const marks = at ? { tickvals: at, ticktext: ticks.map(safe) } : { categoryarray: ticks.map(safe) };
+    return [traces, { showlegend: true, legend: { orientation: "h", y: -0.2 }, xaxis: axis(name, { type: at ? (log ? "log" : "linear") : "category", ...marks }), yaxis: axis(view.y), hovermode: "closest" }];
+  }
+  function grid(view) {
+    const [points] = Object.values(view.points), [across, up] = view.axes;
+    const cell = (i, j) => points.find((p) => p.at[0] === i && p.at[1] === j && on[p.group]);
+    const cells = up.ticks.map((_, j) => across.ticks.map((_, i) => cell(i, j)));
+    return [[{
+      type: "heatmap", x: across.ticks.map(safe), y: up.ticks.map(safe), z: cells.map((row) => row.map((p) => (p ? p.mean : null))),
+      text: cells.map((row) => row.map((p) => (p ? scored(p) : ""))), texttemplate: "%{text}", colorscale: "Cividis", reversescale: view.smaller,
+      xgap: 2, ygap: 2, colorbar: { title: { text: safe(view.y), side: "right" }, thickness: 12, outlinewidth: 0 },
+      hovertemplate: `${safe(across.name)} %{x}, ${safe(up.name)} %{y}: %{text}<extra></extra>`,
+    }], { xaxis: axis(across.name, { type: "category" }), yaxis: axis(up.name, { type: "category" }) }];
+  }
+  function parallel(view) {
+    const [points] = Object.values(view.points), shown = points.filter((p) => on[p.group]);
+    const scores = points.map((p) => p.mean), low = Math.min(...scores), high = Math.max(...scores);
+    const height = (p) => (high > low ? (p.mean - low) / (high - low) : 0.5);
+    const at = (i, tick) => (view.axes[i].ticks.length > 1 ? tick / (view.axes[i].ticks.length - 1) : 0.5);
+    const good = (p) => (view.smaller ? 1 - height(p) : height(p));
+    const strong = dark() ? "#8fd0ff" : "#08306b";
+    const traces = [...shown].sort((a, b) => good(a) - good(b)).map((p) => ({
+      x: [...view.axes.keys(), view.axes.length], y: [...view.axes.map((_, i) => at(i, p.at[i])), height(p)], type: "scatter",
+      mode: "lines+markers", line: { color: clear(strong, 0.12 + 0.88 * good(p) ** 2), width: 1 + 2 * good(p) }, meta: { group: p.group },
+      name: safe(groups[p.group].label), hovertemplate: `${settings(view, p)}: ${scored(p)}<extra></extra>`,
+    }));
+    const note = (x, y, text) => ({ x, y, text, showarrow: false, xanchor: "left", xshift: 6, bgcolor: clear(dark() ? "#171b21" : "#ffffff", 0.75), font: { size: 11 } });
+    const annotations = view.axes.flatMap((a, i) => a.ticks.map((tick, j) => note(i, at(i, j), safe(tick))));
+    for (const [y, value] of high > low ? [[0, low], [1, high]] : [[0.5, low]]) annotations.push(note(view.axes.length, y, number(value)));
+    const names = [...view.axes.map((a) => safe(a.name)), safe(view.y)];
+    return [traces, {
+      annotations, hovermode: "closest", margin: { l: 20, r: 56, t: 28, b: 44 },
+      xaxis: axis("", { tickvals: [...names.keys()], ticktext: names, zeroline: false }), yaxis: axis("", { showticklabels: false, showgrid: false, range: [-0.07, 1.07] }),
+    }];
+  }
+  const FORMS = { lines, grid, parallel };
+  function sweep(panel) {
+    const view = panel.options[panel.chosen];
+    const [traces, layout] = FORMS[view.form](view);
+    Plotly.react(panel.plot, traces, look({ ...layout, uirevision: `${panel.chosen}` }), { ...config, toImageButtonOptions: { format: "svg", filename: "sweep" } });
+    panel.plot.setAttribute("aria-label", `Sweep over ${view.axes.map((a) => a.name).join(", ")}`);
+    panel.caption.textContent = view.caption;
+  }
+
+  function csv() {
+    const quote = (text) => (/[",\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text);
+    const tame = (text) => quote(/^[=+\-@\t\r]/.test(text) ? `'${text}` : text);
+    const rows = [["curve", "method", "seeds", "round", ...costs, "mean", "low", "high"]];
+    for (const chart of panels.filter((panel) => panel.kind === "curves").flatMap((panel) => panel.options)) {
+      for (const s of chart.x === "round" ? chart.series : []) {
+        const spent = costs.map((name) => (s.costs[name] === undefined ? [] : values(s.costs[name])));
+        const low = values(s.low ?? s.mean), high = values(s.high ?? s.mean);
+        values(s.x).forEach((x, i) => rows.push([chart.key, tame(groups[s.group].label), groups[s.group].seeds, x, ...spent.map((list) => list[i]), values(s.mean)[i], low[i], high[i]]));
+      }
+    }
+    return rows.map((row) => row.join() + "\n").join("");
   }
 
   function heat(panel) {
@@ -199,10 +302,10 @@
     });
   }
 
-  const DRAW = { curves, heat, surfaces };
+  const DRAW = { curves, heat, surfaces, sweep };
   const live = panels.map((panel, i) => {
     const box = document.querySelector(`[data-panel="${i}"]`);
-    const found = { ...panel, box, chosen: 0, against: "", view: "3-D", near: false, stale: true };
+    const found = { ...panel, box, chosen: 0, view: "3-D", near: false, stale: true };
     found.plot = box.querySelector(":scope > .plot");
     found.caption = box.querySelector(".caption");
     found.text = found.caption.textContent;
@@ -255,9 +358,20 @@
     const button = document.getElementById(id);
     if (button) button.addEventListener("click", () => { on.fill(value); toggled(); });
   }
-  const against = document.getElementById("against");
-  if (against) against.addEventListener("change", () => {
-    live.filter((panel) => panel.learning).forEach((panel) => { panel.against = against.value; refresh(panel); });
+  for (const id of Object.keys(drawn)) {
+    const list = document.getElementById(id);
+    if (list) list.addEventListener("change", () => {
+      drawn[id] = id === "against" ? list.value : Number(list.value);
+      live.filter((panel) => panel.kind === "curves").forEach(refresh);
+    });
+  }
+  const save = document.getElementById("curves-csv");
+  if (save) save.addEventListener("click", () => {
+    const link = document.createElement("a");
+    link.href = URL.createObjectURL(new Blob([csv()], { type: "text/csv" }));
+    link.download = "curves.csv";
+    link.click();
+    setTimeout(() => URL.revokeObjectURL(link.href), 1000);
   });
 
   const kept = (() => { try { return localStorage.getItem("fedlesam-theme"); } catch { return null; } })();
