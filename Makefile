@@ -3,16 +3,18 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 LOWEST := .venv-lowest
+NEWEST := .venv-flower
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help demo test test-extras test-lowest test-slow torture check format docs docs-serve release-check test-gpu bench bench-gpu bench-peers clean
+.PHONY: help demo pictures test test-extras test-lowest test-flower-newest test-slow torture check format docs docs-serve release-check test-gpu bench bench-gpu bench-peers clean
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make demo    compare five methods on embedded data, with pictures (about two minutes, set-up included)"
+	@echo "make demo    compare five methods on embedded data, with sharpness and pictures (about two minutes, set-up included)"
 	@echo "make test    lint, types and the test suite"
 	@echo "make test-extras  the tests of optional packages, and of the report in a browser (installs the packages)"
 	@echo "make test-lowest  the main commands with the lowest versions that pyproject.toml allows (a venv of its own)"
+	@echo "make test-flower-newest  the main tests of deployment with the newest Flower below 2 (a venv of its own)"
 	@echo "make test-slow  the tests that take minutes"
 	@echo "make test-gpu   the tests that need a CUDA device, and those of the checks that stand for one"
 	@echo "make torture    kill runs a thousand times at random instants and compare what they resume to (KILLS, SEED, JOBS),"
@@ -22,6 +24,7 @@ help:
 	@echo "make docs    the documentation as a site, in site/: open site/index.html"
 	@echo "make docs-serve  the same with search, at http://127.0.0.1:8000 until Ctrl-C"
 	@echo "make release-check  build wheel and sdist, and try both away from the repository"
+	@echo "make pictures  the README's picture again, from the demo"
 	@echo "make bench   speed and memory against the bare PyTorch loop (about 40 minutes on an idle machine)"
 	@echo "make bench-gpu  rounds on a CUDA device: graphs and precisions against the bare PyTorch loop"
 	@echo "make bench-peers  the same work in Flower, pfl-research and others (installs them, about an hour)"
@@ -29,7 +32,7 @@ help:
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
+$(VENV)/.installed: pyproject.toml setup.py fedlesam/__init__.py constraints.txt | $(BIN)/python
 	$(INSTALL) torch --constraint constraints.txt
 	$(INSTALL) --editable .
 	touch $@
@@ -41,6 +44,10 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 $(VENV)/.installed-extras: $(VENV)/.installed-dev
 	$(INSTALL) --editable '.[dev,extras]'
 	touch $@
+
+pictures: $(VENV)/.installed
+	$(BIN)/fedlesam demo --out runs/pictures
+	cp runs/pictures/accuracy.png docs/images/demo-accuracy.png
 
 demo: $(VENV)/.installed
 	$(BIN)/fedlesam demo
@@ -64,6 +71,20 @@ $(LOWEST)/.installed: pyproject.toml constraints-lowest.txt
 
 test-lowest: $(LOWEST)/.installed
 	tests/lowest.sh $(LOWEST)/bin
+
+# Flower without its dependencies: those of the version that constraints.txt pins do, and the newest may ask for a release
+# of certifi or uv that not every index has.
+$(NEWEST)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv --clear $(NEWEST)
+	$(NEWEST)/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
+	$(NEWEST)/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[flower]' pytest hypothesis
+	$(NEWEST)/bin/pip install --quiet --disable-pip-version-check --upgrade --no-deps 'flwr<2'
+	touch $@
+
+test-flower-newest: $(NEWEST)/.installed
+	$(NEWEST)/bin/flwr --version
+	$(NEWEST)/bin/pytest -m "extras and not slow" tests/flower/test_equal.py tests/flower/test_deploy_check.py \
+		tests/flower/test_try.py::test_the_example_from_start_to_end
 
 test-slow: check
 	$(BIN)/pytest -n 2 -m slow
@@ -118,4 +139,4 @@ bench-peers: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/peers/run.py --model mlp --rounds 20 --method fedlesam-s
 
 clean:
-	rm -rf $(VENV) $(LOWEST) site dist
+	rm -rf $(VENV) $(LOWEST) $(NEWEST) site dist

@@ -3,13 +3,16 @@
 import contextlib
 import os
 import signal
+import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
 import torch
 from command_line import Call, Done
 from hypothesis import HealthCheck, settings
+from processes import ForkedJob
 
 from fedlesam.cli import main
 
@@ -46,3 +49,10 @@ def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
         return Done(int(end.value.code or 0), said.out, said.err)
 
     return fedlesam
+
+
+@pytest.fixture
+def forked_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sweep's processes are forked, which spares their imports; tests/runs/test_sweep.py has real ones."""
+    stand_in = types.SimpleNamespace(Popen=ForkedJob, DEVNULL=subprocess.DEVNULL)
+    monkeypatch.setattr("fedlesam.runs.sweep.subprocess", stand_in)

@@ -30,7 +30,10 @@ try report c --out page.html --figures figures --tables tables
 try run --algorithm fedlesam --rounds 2 --model mlp --out x
 try probe x --probe hessian:samples=100
 try list algorithms
-for command in run compare report probe tune data deploy split cost runs list; do try "$command" --help; done
+for command in run compare report probe tune split cost runs list watch explain demo; do try "$command" --help; done
+for command in check fetch features; do try data "$command" --help; done
+for command in check try keys executor; do try deploy "$command" --help; done
+try explain fedgloss
 
 echo "the sdist: every file of the repository, and its tests"
 cd "$folder"

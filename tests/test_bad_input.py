@@ -72,6 +72,18 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
         r"perturbation must be a Perturbation, got Average\(lr_g=1.0\)",
     ),
     "rho below 0": (lambda: algorithms.get("fedsam", rho=-0.1), r"LocalAscent: rho must be at least 0, got -0.1"),
+    "threshold inf": (
+        lambda: algorithms.get("fedgf", threshold=float("inf")),
+        "threshold must be a finite number, got inf",
+    ),
+    "numpy clients": (lambda: federation("fedavg", clients=[(X.numpy(), Y.numpy())]), r"give torch.from_numpy\(x\)"),
+    "a dict of clients": (lambda: federation("fedavg", clients={0: (X, Y)}), r"use list\(clients.values\(\)\)"),
+    "steps and epochs": (lambda: LocalTraining(steps=3, epochs=2), "steps=3 and epochs=2: give one of the two"),
+    "a rate that raises": (
+        lambda: federation("fedavg", local=LocalTraining(lr=lambda round: 1 / round)).round(),
+        r"lr\(round=0\) raises ZeroDivisionError",
+    ),
+    "callbacks": (lambda: federation("fedavg").fit(1, callbacks=print), "callbacks must be a list of functions"),
     "rho nan": (lambda: algorithms.get("fedlesam", rho=NAN), r"GlobalAscent: rho must be at least 0, got nan"),
     "rho infinite": (lambda: algorithms.get("fedsmoo", rho=math.inf), r"CorrectedAscent: rho must be .*got inf"),
     "rho a word": (

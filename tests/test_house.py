@@ -60,7 +60,7 @@ def target(module: str, name: str | None = None) -> str | None:
 
 
 def absolute(node: ast.ImportFrom, importer: str) -> str:
-    """The module of a `from` import, with release_workers_on_error dots resolved."""
+    """The module of a `from` import, with leading dots resolved."""
     if not node.level:
         return node.module or ""
     path = FILES[importer]

@@ -8,6 +8,8 @@ from types import ModuleType
 import pytest
 
 import fedlesam as fl
+from fedlesam.core.formulas import PARAMETERS
+from fedlesam.runs.explain import explain
 
 ROOMS = [fl.data, fl.models, fl.probes]
 
@@ -23,6 +25,12 @@ def test_every_name_is_documented(room: ModuleType) -> None:
         wanted = [key for key in inspect.signature(found).parameters if key != "self"]
         missing = [key for key in wanted if f"{key}:" not in text]
         assert not missing, f"{room.__name__}.{name} does not document {', '.join(missing)}"
+
+
+def test_every_hyper_parameter_has_a_meaning() -> None:
+    takes = {key for name in fl.algorithms.CATALOGUE for key in fl.algorithms.hyperparameters(name)}
+    assert set(PARAMETERS) == takes
+    assert ": the norm of e\n" in explain("fedsam").text()
 
 
 def test_what_is_at_the_top() -> None:

@@ -50,6 +50,11 @@ def test_the_reference_has_every_public_name(site: Path, pages: ModuleType) -> N
         assert named <= headings, f"{room}: {sorted(named - headings)}"
 
 
+def test_every_block_is_rendered(site: Path) -> None:
+    for page in site.rglob("*.html"):
+        assert "```" not in page.read_text(encoding="utf-8"), page
+
+
 def test_nothing_is_loaded_from_the_network(site: Path) -> None:
     for page in site.rglob("*.html"):
         loaded = re.findall(r'<(?:script|img|iframe|link)[^>]*(?:src|href)="(https?:[^"]+)"', page.read_text("utf-8"))

@@ -3,6 +3,7 @@
 MkDocs calls the functions named `on_...`. A link that leaves docs/ leads to the page made here, else to the repository.
 """
 
+import json
 import posixpath
 import re
 import tomllib
@@ -15,6 +16,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
 from fedlesam.algorithms import CONTROLS, FAMILY, OTHERS, PAPER
+from fedlesam.core.formulas import PARAMETERS
 from fedlesam.runs.explain import explain
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -40,6 +42,9 @@ ROOMS = {
     "flower": "flower",
 }
 """Pages of the API reference, and the modules they describe."""
+
+NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
+"""Each becomes a page with what its cells showed."""
 
 LINK = re.compile(r"(\]\()([^)\s#]+)(#[^)\s]*)?(\))")
 
@@ -67,7 +72,7 @@ def relinked(text: str, home: str, page: str) -> str:
         if target in PAGES:
             target = PAGES[target]
         elif target.startswith("docs/") and (ROOT / target).is_file():
-            target = target.removeprefix("docs/")
+            target = target.removeprefix("docs/").replace(".ipynb", ".md")
         else:
             return f"{start}{repository()}/blob/main/{target}{anchor or ''}{end}"
         return f"{start}{posixpath.relpath(target, posixpath.dirname(page) or '.')}{anchor or ''}{end}"
@@ -89,12 +94,23 @@ def public_names(module: griffe.Module) -> Iterator[str]:
             yield f"{member.path}.{name}"
 
 
+def place(path: str) -> tuple[bool, bool]:
+    """The order of names on a page: `Federation`, classes, functions."""
+    name = path.rpartition(".")[2]
+    return name != "Federation", name[0].islower()
+
+
 def reference(package: griffe.Module, room: str) -> str:
     """The reference page of one module."""
     module = package[ROOMS[room]] if ROOMS[room] else package
-    blocks = [f"::: {path}" for path in dict.fromkeys(public_names(module))]
+    names = sorted(dict.fromkeys(public_names(module)), key=place)
+    blocks = [f"::: {path}" for path in names]
     docstring = module.docstring.value if module.docstring else ""
     lead, _, example = docstring.partition("\n\n")
+    if room == "algorithms":
+        example = ""
+        lead += "\n\n| hyper-parameter | meaning |\n|---|---|\n"
+        lead += "\n".join(f"| `{name}` | {meaning} |" for name, meaning in PARAMETERS.items())
     fenced = f"\n```python\n{example.strip()}\n```\n" if example else ""
     return "\n\n".join([f"# {module.path}", lead, fenced, *blocks])
 
@@ -111,6 +127,35 @@ def methods() -> str:
     return "\n\n".join(parts)
 
 
+def notebook_page(notebook: dict[str, Any]) -> str:
+    """A notebook as Markdown: its texts, its code, and what the code showed.
+
+    Args:
+        notebook: As it is in its file.
+    """
+    parts = []
+    for cell in notebook["cells"]:
+        source = "".join(cell["source"])
+        if cell["cell_type"] == "markdown":
+            parts.append(source)
+            continue
+        parts.append(f"```python\n{source}\n```")
+        parts += [shown for output in cell["outputs"] if (shown := _shown(output))]
+    return "\n\n".join(parts)
+
+
+def _shown(output: dict[str, Any]) -> str:
+    data = {kind: "".join(text) for kind, text in output.get("data", {}).items()}
+    if "image/png" in data:
+        return (
+            f'<img alt="The picture that the code above draws" src="data:image/png;base64,{data["image/png"].strip()}">'
+        )
+    if "text/html" in data:
+        return f'<div class="output">{data["text/html"]}</div>'
+    text = data.get("text/plain") or "".join(output.get("text", ""))
+    return f"```text\n{text.rstrip()}\n```" if text.strip() else ""
+
+
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages that are not files of docs/."""
     for document, page in PAGES.items():
@@ -118,6 +163,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
             text = (ROOT / document).read_text(encoding="utf-8")
             content = relinked(text, posixpath.dirname(document), page)
             files.append(File.generated(config, page, content=content))
+    for path in NOTEBOOKS:
+        page = f"notebooks/{path.stem}.md"
+        text = notebook_page(json.loads(path.read_text(encoding="utf-8")))
+        files.append(File.generated(config, page, content=relinked(text, "docs/notebooks", page)))
     files.append(File.generated(config, "methods.md", content=methods()))
     package: Any = griffe.load("fedlesam", search_paths=[ROOT], resolve_aliases=True)
     for room in ROOMS:
