@@ -17,7 +17,7 @@ from reproduction.items import ITEMS
 from reproduction.page import page
 from reproduction.plan import find_items, parse_only
 from reproduction.reproduce import Request, available, reproduce
-from reproduction.scales import SCALES, Scale
+from reproduction.scales import SCALES
 from reproduction.studies import NAMES, Where, studies
 from reproduction.writing import markdown
 
@@ -146,7 +146,8 @@ def command(
     if anchor.NAME in items:
         if len(items) > 1 or only:
             raise click.UsageError(f"{anchor.NAME} stands alone and takes no --only")
-        return _anchor(SCALES[scale], seeds or 3, data_dir, jobs, out or Path("runs") / anchor.NAME, Display(quiet))
+        folder = out or Path("runs") / anchor.NAME
+        return _anchor(scale == "smoke", seeds or 3, data_dir, lines, folder, Display(quiet))
     if why.NAME in items:
         if len(items) > 1 or only:
             raise click.UsageError(f"{why.NAME} stands alone and takes no --only")
@@ -283,11 +284,17 @@ def _leaderboard(asked: Heads, folder: Path, dry_run: bool, display: Display) ->
     return 0
 
 
-def _anchor(scale: Scale, seeds: int, data_dir: str | None, jobs: int, out: Path, display: Display) -> int:
-    with display.open(out):
-        table, failed = anchor.run(scale, seeds, data_dir, out, jobs, partial(watch_sweep, display))
-    click.echo(markdown(table) if not display.quiet else "", nl=False)
-    return print_failed(failed)
+def _anchor(smoke: bool, seeds: int, data_dir: str | None, lines: Path | None, out: Path, display: Display) -> int:
+    from reproduction import heads_run
+
+    path = lines or out / "runs.jsonl"
+    if lines is None:
+        runner = anchor.Runner(out, data_dir, smoke)
+        heads_run.work(partial(anchor.pending, path, seeds), runner.line, path, display.print, anchor.NAME)
+    table = markdown(anchor.make_table(path, seeds))
+    disk.write_text(out / f"{anchor.NAME}.md", table)
+    click.echo(table if not display.quiet else "", nl=False)
+    return 0
 
 
 if __name__ == "__main__":

@@ -1,60 +1,69 @@
 """An outside anchor: FedAvg as Flower's baseline niid_bench runs it, ours beside its published figures.
 
 LeNet-5 (6, 16, 120, 84), 10 clients, all active, 10 local epochs, 50 rounds, batches of 64, learning rate .01,
-momentum .9, weight decay 1e-5, weighted by examples, the best round.
+momentum .9, weight decay 1e-5, weighted by examples, the best round. As in the baseline's code, a tenth of every
+client's images is set aside and not used, pixels are between 0 and 1, and images of CIFAR-10 are mirrored and cut at
+random out of themselves with a reflected border.
 """
 
-from collections.abc import Callable, Sequence
+import dataclasses
+import json
+import time
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from torch import nn
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
 
-from fedlesam.core import disk
-from fedlesam.runs import config as configs
-from fedlesam.runs.config import RunConfig
-from fedlesam.runs.kinds import Value
-from fedlesam.runs.read import read_run
+from fedlesam import data
+from fedlesam.core.local import LocalTraining
+from fedlesam.data.dataset import DataSet
+from fedlesam.engines.settings import Execution
+from fedlesam.federation import Federation
+from fedlesam.models.catalogue import make_model
 from fedlesam.runs.stats import seed_mean
-from fedlesam.runs.sweep import Sweep, Task, Watch
+from fedlesam.runs.versions import versions
 from reproduction.result_table import Block, Cell, ResultTable
-from reproduction.scales import Scale
-from reproduction.writing import markdown
 
 NAME = "anchor-niid"
 SHOWS = "FedAvg beside the published figures of Flower's niid_bench"
 
-SPLITS = {"iid": "iid", "Dirichlet .5": "dirichlet-by-class:0.5"}
 PUBLISHED = {
     ("cifar10", "iid"): (71.32, 0.33),
-    ("cifar10", "Dirichlet .5"): (62.47, 0.43),
     ("fashion-mnist", "iid"): (89.23, 0.45),
+    ("cifar10", "Dirichlet .5"): (62.47, 0.43),
     ("fashion-mnist", "Dirichlet .5"): (88.09, 0.29),
 }
-"""Accuracy of the best round in percent and its spread, from the baseline's README."""
-SETTINGS: dict[str, Value] = {
-    "algorithm": "fedavg",
-    "model": "reproduction.anchor:lenet5",
-    "clients": 10,
-    "active": 10,
-    "epochs": 10,
-    "rounds": 50,
-    "batch_size": 64,
-    "lr": 0.01,
-    "lr_decay": 1.0,
-    "momentum": 0.9,
-    "weight_decay": 1e-5,
-    "clip": 0.0,
-    "weighting": "examples",
-    "augment": False,
-    "threads": 1,
-}
+"""Accuracy of the best round in percent and its spread, from the baseline's README; in the order of work."""
+CLIENTS, EPOCHS, ROUNDS, BATCH = 10, 10, 50, 64
+UNUSED = 0.1
+"""Of every client's images."""
+LEAST = 10
+"""Images of a client; a division by Dirichlet that gives one fewer is drawn again."""
 NOTES = (
-    "difference: pixels are normalised by each data set's own mean and deviation",
-    "difference: a class is divided over the clients by Dirichlet(.5) without their least number of samples per client",
-    "difference: where CIFAR-10 is read from JPEGs, it is not the lossless original",
     "rule: accuracy is that of the best round, on the test images, as theirs",
+    "difference: seeds of the division, of the first model and of the batches are ours; ± is over three of them",
+    "difference: where CIFAR-10 is read from JPEGs, it is not the lossless original",
 )
-Begin = Callable[[Sequence[Task]], Watch]
+
+Places = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A run."""
+
+    data: str
+    split: str
+    seed: int
+
+    @property
+    def key(self) -> str:
+        return f"{self.data}-{self.split.replace(' ', '-')}-seed{self.seed}"
 
 
 def lenet5(shape: tuple[int, int, int], classes: int) -> nn.Module:
@@ -77,49 +86,147 @@ def lenet5(shape: tuple[int, int, int], classes: int) -> nn.Module:
     )
 
 
-def config(scale: Scale, data: str, split: str, seed: int, data_dir: str | None) -> RunConfig:
-    """One run; at smoke scale digits, a small network and two rounds."""
-    values = {**SETTINGS, "keep_last": False, "data": data, "split": SPLITS[split], "seed": seed, "data_dir": data_dir}
-    if scale.name == "smoke":
-        values |= {"data": "digits", "model": "mlp:hidden=8", "rounds": 2, "epochs": 1, "data_dir": None}
-    return configs.resolve(configs.update(RunConfig(), values))
+def flip_and_cut(x: Tensor, rng: torch.Generator, pad: int = 4) -> Tensor:
+    """Mirror each image with p .5, and cut it at a random place out of itself with a reflected border.
 
-
-def run(
-    scale: Scale, seeds: int, data_dir: str | None, out: Path, jobs: int, begin: Begin
-) -> tuple[ResultTable, dict[str, str]]:
-    """Train what is not finished in the folder, and write the table; a cell waits for all its seeds.
-
-    Returns:
-        The table, and why runs failed.
+    Args:
+        x: A batch of images.
+        rng: The only source of randomness.
+        pad: The width of the border in pixels.
     """
-    with Sweep(out).open() as sweep:
-        tasks = {
-            (cell, seed): sweep.task(config(scale, *cell, seed, data_dir), f"{', '.join(cell)}, seed {seed}")
-            for cell in PUBLISHED
-            for seed in range(seeds)
+    count, channels, height, width = x.shape
+    mirrored = torch.rand(count, generator=rng) < 0.5
+    corner = torch.randint(0, 2 * pad + 1, (2, count), generator=rng)
+    rows = corner[0, :, None] + torch.arange(height)
+    columns = torch.arange(width).expand(count, -1)
+    columns = corner[1, :, None] + torch.where(mirrored[:, None], width - 1 - columns, columns)
+    places = (rows[:, :, None] * (width + 2 * pad) + columns[:, None, :]).flatten(1)
+    bordered = functional.pad(x, (pad, pad, pad, pad), mode="reflect").flatten(2)
+    return bordered.gather(2, places[:, None].expand(-1, channels, -1)).view_as(x)
+
+
+def divide(labels: Places, split: str, clients: int, rng: np.random.Generator) -> list[Places]:
+    """The numbers of the images of every client.
+
+    Under Dirichlet(.5) every class is divided in random proportions over those clients that do not yet have their
+    share of all images.
+
+    Args:
+        labels: The class of every image.
+        split: iid, or Dirichlet .5.
+        clients: How many.
+        rng: The only source of randomness.
+    """
+    if split == "iid":
+        return np.array_split(rng.permutation(len(labels)), clients)
+    while True:
+        parts: list[Places] = [np.empty(0, np.int64)] * clients
+        for label in np.unique(labels):
+            of_class = rng.permutation(np.flatnonzero(labels == label))
+            open_to = np.array([len(part) < len(labels) / clients for part in parts])
+            shares = rng.dirichlet(np.full(clients, 0.5)) * open_to
+            cuts = (np.cumsum(shares / shares.sum()) * len(of_class)).astype(int)[:-1]
+            parts = [np.concatenate(pair) for pair in zip(parts, np.split(of_class, cuts), strict=True)]
+        if min(map(len, parts)) >= LEAST:
+            return parts
+
+
+def load(name: str, data_dir: str | None, smoke: bool) -> DataSet:
+    """A data set with pixels between 0 and 1, and the baseline's augmentation; at smoke scale digits."""
+    found = data.load("digits" if smoke else name, data_dir)
+    channels = found.shape[0]
+    augment = flip_and_cut if name == "cifar10" else None
+    return dataclasses.replace(found, mean=(0.0,) * channels, std=(1.0,) * channels, augment=augment)
+
+
+def make_federation(trial: Trial, whole: DataSet, smoke: bool = False) -> Federation:
+    """The federation of a run, before its first round."""
+    rng = np.random.default_rng(trial.seed)
+    parts = divide(whole.train.y.numpy(), trial.split, CLIENTS, rng)
+    used = [rng.permutation(part)[int(UNUSED * len(part)) :] for part in parts]
+    local = LocalTraining(
+        lr=0.01,
+        lr_decay=1.0,
+        momentum=0.9,
+        weight_decay=1e-5,
+        clip=None,
+        epochs=1 if smoke else EPOCHS,
+        batch_size=BATCH,
+        augment=whole.augment,
+    )
+    model = "mlp:hidden=8" if smoke else "reproduction.anchor:lenet5"
+    return Federation(
+        make_model(model, whole.shape, len(whole.classes), trial.seed),
+        [whole.shard(torch.from_numpy(part)) for part in used],
+        "fedavg",
+        local,
+        active=CLIENTS,
+        test=whole.test_shard(),
+        seed=trial.seed,
+        weighting="examples",
+        execution=Execution(threads=1),
+    )
+
+
+@dataclass
+class Runner:
+    """Trains runs, each in a folder from which it is resumed.
+
+    Attributes:
+        out: Where the folders are.
+        data_dir: Where the data sets are.
+        smoke: Two short rounds on digits.
+    """
+
+    out: Path
+    data_dir: str | None
+    smoke: bool
+
+    def line(self, trial: Trial) -> dict[str, Any]:
+        """Train a run, and return its line."""
+        whole = load(trial.data, self.data_dir, self.smoke)
+        federation = make_federation(trial, whole, self.smoke)
+        began = time.process_time()
+        records = federation.fit(2 if self.smoke else ROUNDS, self.out / trial.key, progress=False)
+        evaluations = [round(100 * float(r.test_accuracy), 4) for r in records if r.test_accuracy is not None]
+        made = versions()
+        return {
+            **dataclasses.asdict(trial),
+            "mean_of_last": float(np.mean(evaluations[-5:])),
+            "best": max(evaluations),
+            "processor_seconds": round(time.process_time() - began, 1),
+            "fingerprint": whole.fingerprint[:16],
+            "commit": made["commit"],
+            "torch": made["torch"],
+            "command": f"python -m reproduction {NAME}",
+            "evaluations": evaluations,
         }
-        left = list({task.folder: task for task in tasks.values() if not sweep.is_done(task)}.values())
-        if left:
-            sweep.run(left, jobs, begin(left))
-        wrong = sweep.failed
-        failed = {task.label: wrong[task.folder.name]["why"] for task in left if task.folder.name in wrong}
-        rows = {}
-        for cell, theirs in PUBLISHED.items():
-            done = [task for (of, _), task in tasks.items() if of == cell and sweep.is_done(task)]
-            rows[", ".join(cell)] = (_cell([best(task.folder) for task in done], theirs, len(done) == seeds),)
-    table = ResultTable(NAME, SHOWS, (Block("", ("best round, %",), rows),), NOTES)
-    disk.write_text(out / "results" / f"{NAME}.md", markdown(table))
-    return table, failed
 
 
-def best(folder: Path) -> float:
-    """The accuracy of the best round in percent."""
-    return 100 * max(float(record["test_accuracy"]) for record in read_run(folder).records if "test_accuracy" in record)
+def read(path: Path) -> dict[Trial, dict[str, Any]]:
+    """Finished runs, from their lines."""
+    lines = map(json.loads, path.read_text("utf-8").splitlines() if path.exists() else ())
+    return {Trial(line["data"], line["split"], line["seed"]): line for line in lines}
 
 
-def _cell(ours: list[float], theirs: tuple[float, float], whole: bool) -> Cell:
-    mean = seed_mean(ours) if whole else None
-    if mean is None:
-        return Cell(None, None, *theirs, missing="not all runs are finished")
-    return Cell(mean.mean, mean.spread, *theirs)
+def pending(path: Path, seeds: int) -> list[Trial]:
+    """What is to be run, iid first."""
+    done = read(path)
+    order = sorted(PUBLISHED, key=lambda cell: cell[1] != "iid")
+    trials = [Trial(*cell, seed) for kind in (order[:2], order[2:]) for seed in range(seeds) for cell in kind]
+    return [trial for trial in trials if trial not in done]
+
+
+def make_table(path: Path, seeds: int) -> ResultTable:
+    """Ours beside theirs; a cell waits for its first seed, and says how many it has."""
+    done = read(path)
+    rows = {}
+    for cell, theirs in PUBLISHED.items():
+        ours = [
+            line["best"] for trial, line in done.items() if (trial.data, trial.split) == cell and trial.seed < seeds
+        ]
+        mean = seed_mean(ours) if ours else None
+        name = f"{', '.join(cell)} ({len(ours)} {'seed' if len(ours) == 1 else 'seeds'})"
+        missing = Cell(None, None, *theirs, missing="not run")
+        rows[name] = (missing if mean is None else Cell(mean.mean, mean.spread, *theirs),)
+    return ResultTable(NAME, SHOWS, (Block("", ("best round, %",), rows),), NOTES)
