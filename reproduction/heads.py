@@ -73,8 +73,34 @@ class Bench:
     rhos: tuple[float, ...] = (0.01, 0.03, 0.1, 0.3, 1.0)
     tuning_seeds: int = 2
     seeds: int = 10
-    gate: float = 1.0
+    gate: float | None = 1.0
     """Points by which SAM must help where a free SAM is to be judged: FedGAMMA over SCAFFOLD, held-out images."""
+    families: tuple[tuple[str, tuple[str, ...]], ...] = FAMILIES
+    damped: tuple[str, ...] = DAMPED
+    others: tuple[str, ...] = OTHERS
+    at_papers: tuple[str, ...] = AT_PAPERS
+
+    @property
+    def bases(self) -> tuple[str, ...]:
+        """Whose learning rate is tuned."""
+        return (*(base for base, _ in self.families), *known(self.damped))
+
+    @property
+    def tuned(self) -> tuple[str, ...]:
+        """The arms with a rho, in the order of the tables."""
+        some = [arm for _, arms in self.families for arm in arms]
+        return (*sorted(some, key=(*PRIMARY, *OTHERS).index), *known(self.others))
+
+    def has(self, *arms: str) -> bool:
+        return set(arms) <= {*self.bases, *self.tuned}
+
+    def grid(self, lr: float) -> tuple[float, ...]:
+        """The values of rho to choose from."""
+        return self.rhos
+
+    def papers_rho(self, arm: str, lr: float) -> float:
+        """The catalogue's default, which is the paper's."""
+        return float(str(algorithms.hyperparameters(HEADS[arm].method)["rho"]))
 
     @property
     def name(self) -> str:
@@ -157,7 +183,7 @@ class Lines:
         lr = self.lr(arm)
         if lr is None or not HEADS[arm].base:
             return None
-        return _best({rho: self.held_out(arm, rho, lr) for rho in self.bench.rhos})
+        return _best({rho: self.held_out(arm, rho, lr) for rho in self.bench.grid(lr)})
 
     def tests(self, arm: str, rho: float | None = None) -> dict[int, float]:
         """Test accuracy by seed, at the chosen rho or at another."""
@@ -187,11 +213,6 @@ def seeds_of(bench: Bench, tuning: bool, arm: str, rho: float | None, lr: float)
     return [Trial(bench.split, tuning, arm, rho, lr, seed) for seed in range(first, first + count)]
 
 
-def papers_rho(arm: str) -> float:
-    """The catalogue's default, which is the paper's."""
-    return float(str(algorithms.hyperparameters(HEADS[arm].method)["rho"]))
-
-
 def known(arms: Sequence[str]) -> list[str]:
     """Those that the catalogue has."""
     return [arm for arm in arms if HEADS[arm].method in algorithms.CATALOGUE]
@@ -205,23 +226,25 @@ def pending(bench: Bench, path: Path) -> list[Trial]:
 
 def stages(bench: Bench, lines: Lines) -> Iterator[list[Trial]]:
     """The order of work. A stage can be listed when those before it are finished; a gate that fails ends it."""
-    yield _lr_trials(bench, ["scaffold"])
-    yield _rho_trials(bench, lines, ["fedgamma"])
-    gate = lines.gate()
-    if gate is None or gate < bench.gate:
-        return
-    for base, arms in FAMILIES:
+    if bench.gate is not None:
+        yield _lr_trials(bench, ["scaffold"])
+        yield _rho_trials(bench, lines, ["fedgamma"])
+        gate = lines.gate()
+        if gate is None or gate < bench.gate:
+            return
+    for base, arms in bench.families:
         yield _lr_trials(bench, [base])
         yield _rho_trials(bench, lines, arms)
         yield _result_trials(bench, lines, [base, *arms])
-    yield _lr_trials(bench, known(DAMPED))
-    yield _rho_trials(bench, lines, known(OTHERS))
-    yield _result_trials(bench, lines, known((*DAMPED, *OTHERS)))
+    yield _lr_trials(bench, known(bench.damped))
+    yield _rho_trials(bench, lines, known(bench.others))
+    yield _result_trials(bench, lines, known((*bench.damped, *bench.others)))
+    papers = {arm: bench.papers_rho(arm, lines.lr(arm) or 0.0) for arm in bench.at_papers}
     yield [
         trial
-        for arm in AT_PAPERS
-        for trial in seeds_of(bench, False, arm, papers_rho(arm), lines.lr(arm) or 0.0)
-        if lines.rho(arm) != papers_rho(arm)
+        for arm, rho in papers.items()
+        for trial in seeds_of(bench, False, arm, rho, lines.lr(arm) or 0.0)
+        if lines.rho(arm) != rho
     ]
 
 
@@ -230,8 +253,8 @@ def _lr_trials(bench: Bench, arms: Sequence[str]) -> list[Trial]:
 
 
 def _rho_trials(bench: Bench, lines: Lines, arms: Sequence[str]) -> list[Trial]:
-    pairs = [(arm, rho) for arm in arms for rho in bench.rhos]
-    return [trial for arm, rho in pairs for trial in seeds_of(bench, True, arm, rho, lines.lr(arm) or 0.0)]
+    lrs = {arm: lines.lr(arm) or 0.0 for arm in arms}
+    return [t for arm, lr in lrs.items() for rho in bench.grid(lr) for t in seeds_of(bench, True, arm, rho, lr)]
 
 
 def _result_trials(bench: Bench, lines: Lines, arms: Sequence[str]) -> list[Trial]:
@@ -258,12 +281,12 @@ def benches(scale: str, seeds: int | None = None) -> list[Bench]:
     ]
 
 
-def count(scale: str) -> tuple[int, int]:
+def count(every: Sequence[Bench]) -> tuple[int, int]:
     """Runs and rounds, if the gates are open and no chosen rho is the paper's."""
     runs = rounds = 0
-    for bench in benches(scale):
-        tuned = len(bench.lrs) * (len(BASES) + len(DAMPED)) + len(bench.rhos) * (len(PRIMARY) + len(OTHERS))
-        arms = len(BASES) + len(DAMPED) + len(PRIMARY) + len(OTHERS) + len(AT_PAPERS)
+    for bench in every:
+        tuned = len(bench.lrs) * len(bench.bases) + len(bench.grid(1.0)) * len(bench.tuned)
+        arms = len(bench.bases) + len(bench.tuned) + len(bench.at_papers)
         some = tuned * bench.tuning_seeds + arms * bench.seeds
         runs, rounds = runs + some, rounds + some * bench.rounds
     return runs, rounds

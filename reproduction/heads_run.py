@@ -8,9 +8,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from fedlesam import algorithms, data
@@ -27,6 +28,7 @@ from reproduction.heads import NAME, Bench, Trial
 from reproduction.heads_engine import use_head_engine
 from reproduction.leaderboard import Entry
 
+Places = npt.NDArray[np.int64]
 WAIT = 5.0
 """Seconds until a process that has nothing to do looks again."""
 
@@ -38,6 +40,14 @@ def load(data_dir: Path | None, smoke: bool = False, of: str = "cifar10") -> Dat
     digits = data.load("digits")
     train, test = (Images(part.x.flatten(1)[:, None, None] / 16, part.y) for part in (digits.train, digits.test))
     return dataclasses.replace(digits, train=train, test=test, mean=(0.0,), std=(1.0,), scale=1.0)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """The images of a run: whose training images each client has, and what it is judged on as test images."""
+
+    data: DataSet
+    clients: list[Places]
 
 
 @dataclass
@@ -52,10 +62,11 @@ class Runner:
     bench: Bench
     whole: DataSet
     made: dict[str, str] = field(default_factory=versions)
+    study: ClassVar[str] = NAME
 
     def line(self, trial: Trial) -> dict[str, Any]:
-        """The line of a run of `claim-features`."""
-        command = f"python -m reproduction {NAME} --only splits={trial.split}"
+        """The line of a run of a study with arms."""
+        command = f"python -m reproduction {self.study} --only splits={trial.split}"
         return {**dataclasses.asdict(trial), **self.train(self.federation(trial)), "command": command}
 
     def train(self, federation: Federation) -> dict[str, Any]:
@@ -89,13 +100,18 @@ class Runner:
         whole = {**dataclasses.asdict(trial), "settings": trial.hyper, "lr": trial.lr, **line}
         return {**whole, "command": f"python -m reproduction {leaderboard.NAME}"}
 
-    def federation(self, trial: "HeadTrial") -> Federation:
-        """The federation of a run, before its first round."""
+    def problem(self, trial: "HeadTrial") -> Problem:
+        """The images of a run: drawn anew for every seed."""
         bench = self.bench
         pool = data.select(self.whole, None, bench.held_out)
         drawn = draw(pool.train.y.numpy(), bench.images, trial.seed)
         split = data.split(_scheme(bench.split), pool.train.y[drawn], bench.clients, trial.seed)
         judged = pool.test if trial.tuning else self.whole.test
+        return Problem(dataclasses.replace(pool, test=judged), [drawn[part] for part in split.clients])
+
+    def federation(self, trial: "HeadTrial") -> Federation:
+        """The federation of a run, before its first round."""
+        bench, problem = self.bench, self.problem(trial)
         local = LocalTraining(
             lr=trial.lr,
             epochs=bench.epochs,
@@ -104,12 +120,12 @@ class Runner:
             augment=self.whole.augment,
         )
         federation = Federation(
-            make_model(f"head:hidden={bench.hidden}", self.whole.shape, len(self.whole.classes), trial.seed),
-            [pool.shard(torch.from_numpy(drawn[part])) for part in split.clients],
+            make_model(f"head:hidden={bench.hidden}", problem.data.shape, len(self.whole.classes), trial.seed),
+            [problem.data.shard(torch.from_numpy(part)) for part in problem.clients],
             algorithms.get(trial.method, **trial.hyper),
             local,
             active=bench.active,
-            test=dataclasses.replace(pool, test=judged).test_shard(),
+            test=problem.data.test_shard(),
             seed=trial.seed,
             evaluate_every=bench.every,
             execution=Execution(threads=1, engine="stacked"),
@@ -118,7 +134,7 @@ class Runner:
         return federation
 
 
-def draw(labels: np.ndarray[Any, np.dtype[np.int64]], count: int, seed: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+def draw(labels: Places, count: int, seed: int) -> Places:
     """Places of `count` samples, the same number of each class, at random."""
     rng = np.random.default_rng([seed, len(labels)])
     classes = np.unique(labels)

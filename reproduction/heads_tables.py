@@ -1,29 +1,25 @@
 """The experiment on frozen features, judged from its lines."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from fedlesam.runs.stats import PairedDifferences, paired, seed_mean
 from reproduction.heads import (
-    AT_PAPERS,
-    BASES,
     CLAIMS,
-    DAMPED,
     HEADS,
     NAME,
-    OTHERS,
-    PRIMARY,
     SHARE,
     SHOWS,
     TESTABLE,
     Bench,
     Lines,
     known,
-    papers_rho,
 )
 from reproduction.result_table import Block, Cell, ResultTable
 from reproduction.significance import holm, p_value
 
 ALPHA = 0.05
+Judged = dict[tuple[str, str], tuple[PairedDifferences, float]]
+"""Differences and Holm's p by claim."""
 CONTROLS = (
     ("fedsam", "fedavg"),
     ("fedgamma", "scaffold"),
@@ -62,8 +58,12 @@ def rules(bench: Bench) -> list[str]:
 
 
 def make(bench: Bench, lines: Lines) -> ResultTable:
-    blocks = [_gate(bench, lines), _family(bench, lines, CLAIMS, "the paper's claims, primary family", printed=True)]
-    blocks.append(_family(bench, lines, CONTROLS, "our questions, second family"))
+    claims, ours = ([both for both in some if bench.has(*both)] for some in (CLAIMS, CONTROLS))
+    blocks = [
+        _gate(bench, lines),
+        family(f"{bench.name}: the paper's claims, primary family", claims, judge(bench, lines, claims), bench.printed),
+        family(f"{bench.name}: our questions, second family", ours, judge(bench, lines, ours)),
+    ]
     blocks += [_arms(bench, lines), _at_papers(bench, lines), _lrs(bench, lines), _rhos(bench, lines)]
     notes = [f"rule: {text}" for text in rules(bench)]
     done = sum(not trial.tuning for trial in lines.found)
@@ -82,9 +82,7 @@ def verdict(favour: PairedDifferences, corrected: float, printed: float) -> str:
     return "for" if above else "against" if below else "undecided"
 
 
-def judge(
-    bench: Bench, lines: Lines, claims: Sequence[tuple[str, str]]
-) -> dict[tuple[str, str], tuple[PairedDifferences, float]]:
+def judge(bench: Bench, lines: Lines, claims: Sequence[tuple[str, str]]) -> Judged:
     """Differences and Holm's p of the claims whose arms have all their seeds."""
     family = {}
     for left, right in claims:
@@ -98,7 +96,7 @@ def judge(
 
 def _gate(bench: Bench, lines: Lines) -> Block:
     gate = lines.gate()
-    if gate is None:
+    if gate is None or bench.gate is None:
         return Block("", (), {})
     cells = (
         Cell(gate),
@@ -109,8 +107,14 @@ def _gate(bench: Bench, lines: Lines) -> Block:
     return Block(title, ("points", "asked", ""), {"fedgamma over scaffold": cells})
 
 
-def _family(bench: Bench, lines: Lines, claims: Sequence[tuple[str, str]], title: str, printed: bool = False) -> Block:
-    judged = judge(bench, lines, claims)
+def family(
+    title: str,
+    claims: Sequence[tuple[str, str]],
+    judged: Judged,
+    printed: Callable[[str, str], float] | None = None,
+    say: Callable[[PairedDifferences, float, float], str] = verdict,
+) -> Block:
+    """A row a claim, with verdicts where the gains that the paper prints are given."""
     rows: dict[str, tuple[Cell, ...]] = {}
     for (left, right), (favour, p) in judged.items():
         low, high = favour.interval()
@@ -120,19 +124,19 @@ def _family(bench: Bench, lines: Lines, claims: Sequence[tuple[str, str]], title
             Cell(f"{p_value(favour):.4f}"),
             Cell(f"{p:.4f}"),
         ]
-        if printed:
-            gain = bench.printed(left, right)
-            cells += [Cell(gain), Cell(verdict(favour, p, gain))]
+        if printed is not None:
+            gain = printed(left, right)
+            cells += [Cell(gain), Cell(say(favour, p, gain))]
         rows[f"{left} over {right}"] = tuple(cells)
     columns = ("points", "95 %", "p", "Holm's p", *(("the paper prints", "verdict") if printed else ()))
     left_out = len(claims) - len(judged)
     more = f"; {left_out} of {len(claims)} wait for runs" if left_out else ""
-    return Block(f"{bench.name}: {title}{more}", columns, rows)
+    return Block(f"{title}{more}", columns, rows)
 
 
 def _arms(bench: Bench, lines: Lines) -> Block:
     rows = {}
-    for arm in known((*BASES, *DAMPED, *PRIMARY, *OTHERS)):
+    for arm in (*bench.bases, *bench.tuned):
         tests = lines.tests(arm)
         value = seed_mean(list(tests.values()))
         if value is not None:
@@ -145,8 +149,8 @@ def _arms(bench: Bench, lines: Lines) -> Block:
 def _at_papers(bench: Bench, lines: Lines) -> Block:
     """Over the base, at the rho that the paper prints."""
     rows = {}
-    for arm in AT_PAPERS:
-        rho = papers_rho(arm)
+    for arm in bench.at_papers:
+        rho = bench.papers_rho(arm, lines.lr(arm) or 0.0)
         over = paired(lines.tests(arm, rho), lines.tests(HEADS[arm].base))
         if len(over.values) == bench.seeds > 1:
             low, high = over.interval()
@@ -155,7 +159,7 @@ def _at_papers(bench: Bench, lines: Lines) -> Block:
 
 
 def _lrs(bench: Bench, lines: Lines) -> Block:
-    rows = {arm: tuple(_cell(lines.held_out(arm, None, lr)) for lr in bench.lrs) for arm in known((*BASES, *DAMPED))}
+    rows = {arm: tuple(_cell(lines.held_out(arm, None, lr)) for lr in bench.lrs) for arm in bench.bases}
     some = {arm: cells for arm, cells in rows.items() if any(cell.ours is not None for cell in cells)}
     return Block(
         f"{bench.name}: held-out accuracy over the learning rate", tuple(f"lr {lr:g}" for lr in bench.lrs), some
@@ -164,7 +168,7 @@ def _lrs(bench: Bench, lines: Lines) -> Block:
 
 def _rhos(bench: Bench, lines: Lines) -> Block:
     rows = {}
-    for arm in known((*PRIMARY, *OTHERS)):
+    for arm in bench.tuned:
         lr = lines.lr(arm)
         cells = tuple(_cell(None if lr is None else lines.held_out(arm, rho, lr)) for rho in bench.rhos)
         if any(cell.ours is not None for cell in cells):

@@ -1,0 +1,136 @@
+"""The studies whose runs are lines of a file: train what is missing, by any number of processes; make the tables."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import click
+
+from fedlesam.cli.show import Display
+from fedlesam.core import disk
+from reproduction import domains, heads, leaderboard
+from reproduction.heads import Bench
+from reproduction.page import page
+from reproduction.plan import Only
+from reproduction.result_table import ResultTable
+from reproduction.writing import markdown
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What was asked of a study."""
+
+    scale: str
+    only: Only
+    seeds: int | None
+    data_dir: Path | None
+    lines: Path | None
+
+    @property
+    def smoke(self) -> bool:
+        return self.scale == "smoke"
+
+    def keeps(self, bench: Bench) -> bool:
+        """Whether `--only` leaves a problem."""
+        only = self.only
+        wanted = ((only.splits, bench.split), (only.data, bench.data), (only.clients, str(bench.clients)))
+        return all(not some or value in some for some, value in wanted)
+
+
+@dataclass(frozen=True)
+class LinesStudy:
+    """A study, as the command line has it."""
+
+    name: str
+    shows: str
+    count: Callable[[str], tuple[int, int]]
+    """Runs and rounds at a scale."""
+    run: Callable[[Asked, Path, bool, Display], None]
+    """Train what is missing in the folder and write the tables; a dry run prints the rules alone."""
+    only: bool = True
+    """Whether it takes `--only`."""
+
+
+def run_features(asked: Asked, folder: Path, dry_run: bool, display: Display) -> None:
+    """Every problem, one after the other; the tables are written from all lines that are there."""
+    from reproduction import heads_run, heads_tables
+
+    for bench in filter(asked.keeps, heads.benches(asked.scale, asked.seeds)):
+        _print_rules(heads_tables.rules(bench), display)
+        if dry_run:
+            continue
+        path = asked.lines or folder / "runs.jsonl"
+        if asked.lines is None:
+            runner = heads_run.Runner(bench, heads_run.load(asked.data_dir, asked.smoke, bench.data))
+            heads_run.work(partial(heads.pending, bench, path), runner.line, path, display.print, bench.name)
+        lines = heads.Lines.read(bench, path)
+        if lines.found:
+            _show(heads_tables.make(bench, lines), folder / f"{bench.name}.md", display)
+
+
+def run_domains(asked: Asked, folder: Path, dry_run: bool, display: Display) -> None:
+    """All targets of a federation together, so that what is complete can be averaged over them."""
+    from reproduction import domains_run, domains_tables, heads_run
+
+    for every in domains.federations(asked.scale, asked.seeds):
+        if not any(map(asked.keeps, every)):
+            continue
+        if not all(map(asked.keeps, every)):
+            raise click.UsageError(f"{domains.NAME} judges all targets together and takes --only clients=1 or 10 alone")
+        _print_rules(domains_tables.rules(every[0]), display)
+        if dry_run:
+            continue
+        path = asked.lines or folder / "runs.jsonl"
+        if asked.lines is None:
+            runner = domains_run.DomainRunner(every[0], domains_run.load(asked.data_dir, asked.smoke))
+            name = f"{every[0].clients}-clients"
+            heads_run.work(partial(domains.pending, every, path), runner.line, path, display.print, name)
+        lines = [heads.Lines.read(bench, path) for bench in every]
+        if any(some.found for some in lines):
+            _show(domains_tables.make(every, lines), folder / f"pacs-{every[0].clients}-clients.md", display)
+
+
+def run_leaderboard(asked: Asked, folder: Path, dry_run: bool, display: Display) -> None:
+    """Six trials a method, then the seeds of its best."""
+    from reproduction import heads_run, leaderboard_tables
+
+    _print_rules(leaderboard_tables.RULES, display)
+    if dry_run:
+        return
+    board, path = leaderboard.make_board(asked.scale, asked.seeds), asked.lines or folder / "runs.jsonl"
+    if asked.lines is None:
+        runner = heads_run.Runner(leaderboard.bench(asked.scale), heads_run.load(asked.data_dir, asked.smoke))
+        heads_run.work(partial(board.pending, path), runner.entry, path, display.print)
+    disk.make_folder(folder)
+    table = leaderboard_tables.make(board.read(path), folder)
+    disk.write_text(folder / f"{leaderboard.NAME}.html", page(f"FedLESAM: {leaderboard.SHOWS}", [table]))
+    _show(table, folder / f"{leaderboard.NAME}.md", display)
+
+
+def _print_rules(rules: list[str] | tuple[str, ...], display: Display) -> None:
+    for text in rules:
+        display.print(f"rule: {text}")
+
+
+def _show(table: ResultTable, path: Path, display: Display) -> None:
+    disk.write_text(path, markdown(table))
+    click.echo(markdown(table) if not display.quiet else "", nl=False)
+
+
+def _count_features(scale: str) -> tuple[int, int]:
+    return heads.count(heads.benches(scale))
+
+
+def _count_domains(scale: str) -> tuple[int, int]:
+    return heads.count([bench for every in domains.federations(scale) for bench in every])
+
+
+STUDIES = {
+    study.name: study
+    for study in (
+        LinesStudy(heads.NAME, heads.SHOWS, _count_features, run_features),
+        LinesStudy(domains.NAME, domains.SHOWS, _count_domains, run_domains),
+        LinesStudy(leaderboard.NAME, leaderboard.SHOWS, leaderboard.count, run_leaderboard, only=False),
+    )
+}
