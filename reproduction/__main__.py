@@ -50,7 +50,7 @@ WHICH, HOW = "What", "How"
     group=WHICH,
     default="",
     metavar="KEY=VALUE,...",
-    help="leave out all else: methods=fedavg,fedlesam,splits=dirichlet-0.1,data=cifar10,clients=100",
+    help="leave out all else: methods=fedavg,fedlesam,splits=dirichlet-0.1,data=cifar10,clients=100; images=15",
 )
 @click.option(
     "--seeds", cls=Grouped, group=WHICH, type=click.IntRange(1), metavar="N", help="runs per cell  [1; full: 3]"
@@ -123,7 +123,7 @@ def command(
         study = lines_studies.STUDIES[named.pop()]
         if len(items) > 1 or (only and not study.only):
             raise click.UsageError(f"{study.name} stands alone" + ("" if study.only else " and takes no --only"))
-        asked = lines_studies.Asked(scale, parse_only(only), seeds, Path(data_dir) if data_dir else None, lines)
+        asked = lines_studies.Asked(scale, only, seeds, Path(data_dir) if data_dir else None, lines)
         study.run(asked, out or Path("runs") / f"{study.name}-{scale}", dry_run, Display(quiet))
         return 0
     if anchor.NAME in items:

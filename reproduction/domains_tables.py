@@ -1,20 +1,18 @@
 """The claims on left-out domains, judged from the lines: paired by seed, averaged over the targets."""
 
 from collections.abc import Sequence
-from functools import partial
 from statistics import fmean
 
-from fedlesam.runs.stats import PairedDifferences, paired, seed_mean
+from fedlesam.runs.stats import paired, seed_mean
 from reproduction.domains import NAME, PAPERS, SHOWS, DomainBench
 from reproduction.heads import CLAIMS, HEADS, SHARE, TESTABLE, Lines
-from reproduction.heads_tables import family, judge, verdict
+from reproduction.heads_tables import family, judge
 from reproduction.result_table import Block, Cell, ResultTable
 
 CONTROLS = (("fedsam", "fedavg"), ("fedgamma", "scaffold"), ("fedsmoo", "feddyn"), ("fedlesam-d", "fedsmoo"))
 """The second family: our questions."""
 SAM = CONTROLS[:2]
 """The positive controls."""
-NO_CONTROL = "undecided: SAM does not help here either"
 
 
 class Averaged(Lines):
@@ -64,14 +62,14 @@ def rules(bench: DomainBench) -> list[str]:
 def make(benches: Sequence[DomainBench], every: Sequence[Lines]) -> ResultTable:
     first, average = benches[0], Averaged(every)
     helps = any(favour.interval()[0] > 0 for favour, _ in judge(first, average, SAM).values())
+    title = "the paper's claims, mean of four targets"
     blocks = [
-        family("the paper's claims, mean of four targets", CLAIMS, judge(first, average, CLAIMS), first.printed,
-               partial(_say, helps)),
+        family(title, CLAIMS, judge(first, average, CLAIMS), first.printed, helps),
         family("our questions, mean of four targets", CONTROLS, judge(first, average, CONTROLS)),
         _at_papers(first, average),
         _targets(benches, every),
         *(_tuning(bench, lines) for bench, lines in zip(benches, every, strict=True)),
-    ]  # fmt: skip
+    ]
     done = sum(not trial.tuning for lines in every for trial in lines.found)
     total = sum(len(lines.found) for lines in every)
     notes = [
@@ -81,11 +79,6 @@ def make(benches: Sequence[DomainBench], every: Sequence[Lines]) -> ResultTable:
     plural = "s" if first.clients > 1 else ""
     title = f"{NAME}, {first.clients} client{plural} per domain"
     return ResultTable(title, SHOWS, tuple(block for block in blocks if block.rows), tuple(notes))
-
-
-def _say(helps: bool, favour: PairedDifferences, corrected: float, printed: float) -> str:
-    said = verdict(favour, corrected, printed)
-    return NO_CONTROL if said == "against" and not helps else said
 
 
 def _at_papers(bench: DomainBench, average: Averaged) -> Block:

@@ -103,8 +103,9 @@ class Runner:
     def problem(self, trial: "HeadTrial") -> Problem:
         """The images of a run: drawn anew for every seed."""
         bench = self.bench
-        pool = data.select(self.whole, None, bench.held_out)
-        drawn = draw(pool.train.y.numpy(), bench.images, trial.seed)
+        all_of_them = bench.images == len(self.whole.train) and not trial.tuning
+        pool = self.whole if all_of_them else data.select(self.whole, None, bench.held_out)
+        drawn = draw(pool.train.y.numpy(), min(bench.images, len(pool.train)), trial.seed)
         split = data.split(_scheme(bench.split), pool.train.y[drawn], bench.clients, trial.seed)
         judged = pool.test if trial.tuning else self.whole.test
         return Problem(dataclasses.replace(pool, test=judged), [drawn[part] for part in split.clients])
@@ -135,7 +136,9 @@ class Runner:
 
 
 def draw(labels: Places, count: int, seed: int) -> Places:
-    """Places of `count` samples, the same number of each class, at random."""
+    """Places of `count` samples, the same number of each class, at random; of all samples where that is their number."""
+    if count == len(labels):
+        return np.arange(count)
     rng = np.random.default_rng([seed, len(labels)])
     classes = np.unique(labels)
     each = [rng.choice(np.flatnonzero(labels == c), count // len(classes), replace=False) for c in classes]

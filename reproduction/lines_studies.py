@@ -1,9 +1,10 @@
 """The studies whose runs are lines of a file: train what is missing, by any number of processes; make the tables."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import click
 
@@ -12,9 +13,18 @@ from fedlesam.core import disk
 from reproduction import domains, heads, leaderboard
 from reproduction.heads import Bench
 from reproduction.page import page
-from reproduction.plan import Only
+from reproduction.plan import parse_selection
 from reproduction.result_table import ResultTable
 from reproduction.writing import markdown
+
+B = TypeVar("B", bound=Bench)
+KEYS: dict[str, Callable[[Bench], str]] = {
+    "data": lambda bench: bench.data,
+    "splits": lambda bench: bench.split,
+    "clients": lambda bench: str(bench.clients),
+    "images": lambda bench: str(bench.images // bench.clients),
+}
+"""What `--only` can name of a problem; images: of a client."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +32,7 @@ class Asked:
     """What was asked of a study."""
 
     scale: str
-    only: Only
+    only: str
     seeds: int | None
     data_dir: Path | None
     lines: Path | None
@@ -31,11 +41,11 @@ class Asked:
     def smoke(self) -> bool:
         return self.scale == "smoke"
 
-    def keeps(self, bench: Bench) -> bool:
-        """Whether `--only` leaves a problem."""
-        only = self.only
-        wanted = ((only.splits, bench.split), (only.data, bench.data), (only.clients, str(bench.clients)))
-        return all(not some or value in some for some, value in wanted)
+    def kept(self, every: Sequence[B]) -> list[B]:
+        """The problems that `--only` leaves."""
+        known = {key: list(dict.fromkeys(map(of, every))) for key, of in KEYS.items()}
+        wanted = parse_selection(self.only, known)
+        return [bench for bench in every if all(KEYS[key](bench) in some for key, some in wanted.items())]
 
 
 @dataclass(frozen=True)
@@ -56,7 +66,7 @@ def run_features(asked: Asked, folder: Path, dry_run: bool, display: Display) ->
     """Every problem, one after the other; the tables are written from all lines that are there."""
     from reproduction import heads_run, heads_tables
 
-    for bench in filter(asked.keeps, heads.benches(asked.scale, asked.seeds)):
+    for bench in asked.kept(heads.benches(asked.scale, asked.seeds)):
         _print_rules(heads_tables.rules(bench), display)
         if dry_run:
             continue
@@ -73,10 +83,12 @@ def run_domains(asked: Asked, folder: Path, dry_run: bool, display: Display) -> 
     """All targets of a federation together, so that what is complete can be averaged over them."""
     from reproduction import domains_run, domains_tables, heads_run
 
-    for every in domains.federations(asked.scale, asked.seeds):
-        if not any(map(asked.keeps, every)):
+    federations = domains.federations(asked.scale, asked.seeds)
+    kept = asked.kept([bench for every in federations for bench in every])
+    for every in federations:
+        if not set(every) & set(kept):
             continue
-        if not all(map(asked.keeps, every)):
+        if not set(every) <= set(kept):
             raise click.UsageError(f"{domains.NAME} judges all targets together and takes --only clients=1 or 10 alone")
         _print_rules(domains_tables.rules(every[0]), display)
         if dry_run:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from reproduction import domains, domains_run, domains_tables
+from reproduction import domains, domains_run, domains_tables, heads_tables
 from reproduction.domains import DomainBench
 from reproduction.heads import Lines, Trial
 
@@ -53,7 +53,7 @@ def test_nothing_speaks_against_it_where_sam_does_not_help(tmp_path: Path) -> No
     benches = domains.federations("cpu")[0]
     some = {"fedgamma": -3, "fedsam": -3, "fedlesam-s": -2}
     said = verdicts(benches, filled(tmp_path / "runs.jsonl", benches, some))
-    assert said["fedlesam-s over scaffold"] == domains_tables.NO_CONTROL
+    assert said["fedlesam-s over scaffold"] == heads_tables.NO_CONTROL
 
 
 def test_a_family_is_finished_on_all_targets_before_the_next(tmp_path: Path) -> None:
