@@ -136,7 +136,7 @@ class Runner:
 
 
 def draw(labels: Places, count: int, seed: int) -> Places:
-    """Places of `count` samples, the same number of each class, at random; of all samples where that is their number."""
+    """Places of `count` samples, the same number of each class, at random; of all where there are no more."""
     if count == len(labels):
         return np.arange(count)
     rng = np.random.default_rng([seed, len(labels)])
