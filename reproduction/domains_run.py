@@ -33,6 +33,9 @@ class DomainRunner(Runner):
 
     study: ClassVar[str] = NAME
 
+    def selection(self) -> str:
+        return f"clients={self.bench.clients}"
+
     @cached_property
     def projected(self) -> dict[str, DataSet]:
         """By target, filled when it is asked for."""

@@ -84,6 +84,15 @@ class Bench:
     at_papers: tuple[str, ...] = AT_PAPERS
 
     @property
+    def model(self) -> str:
+        return f"head:hidden={self.hidden}"
+
+    @property
+    def cell(self) -> str:
+        """Of the paper's tables: where its gains are printed."""
+        return "this cell"
+
+    @property
     def bases(self) -> tuple[str, ...]:
         """Whose learning rate is tuned."""
         return (*(base for base, _ in self.families), *known(self.damped))

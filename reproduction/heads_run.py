@@ -63,11 +63,16 @@ class Runner:
     whole: DataSet
     made: dict[str, str] = field(default_factory=versions)
     study: ClassVar[str] = NAME
+    execution: ClassVar[Execution] = Execution(threads=1, engine="stacked")
 
     def line(self, trial: Trial) -> dict[str, Any]:
         """The line of a run of a study with arms."""
-        command = f"python -m reproduction {self.study} --only splits={trial.split}"
+        command = f"python -m reproduction {self.study} --only {self.selection()}"
         return {**dataclasses.asdict(trial), **self.train(self.federation(trial)), "command": command}
+
+    def selection(self) -> str:
+        """What `--only` selects this problem by."""
+        return f"data={self.bench.data},splits={self.bench.split},images={self.bench.images // self.bench.clients}"
 
     def train(self, federation: Federation) -> dict[str, Any]:
         """Train all rounds, and return what is to be known of them."""
@@ -121,7 +126,7 @@ class Runner:
             augment=self.whole.augment,
         )
         federation = Federation(
-            make_model(f"head:hidden={bench.hidden}", problem.data.shape, len(self.whole.classes), trial.seed),
+            make_model(bench.model, problem.data.shape, len(self.whole.classes), trial.seed),
             [problem.data.shard(torch.from_numpy(part)) for part in problem.clients],
             algorithms.get(trial.method, **trial.hyper),
             local,
@@ -129,9 +134,10 @@ class Runner:
             test=problem.data.test_shard(),
             seed=trial.seed,
             evaluate_every=bench.every,
-            execution=Execution(threads=1, engine="stacked"),
+            execution=self.execution,
         )
-        use_head_engine(federation)
+        if self.execution.engine == "stacked":
+            use_head_engine(federation)
         return federation
 
 

@@ -55,7 +55,7 @@ def rules(bench: Bench) -> list[str]:
         "its own; differences are paired by seed; an arm whose seeds are not all there is in no verdict",
         f"95 % intervals are t-intervals; p is the {_test(bench)}, Holm's correction is over the family",
         "for: the interval's lower end is above 0 and Holm's p below .05",
-        f"against: the interval's upper end is below {SHARE:g} of the gain that the paper prints for this cell",
+        f"against: the interval's upper end is below {SHARE:g} of the gain that the paper prints for {bench.cell}",
         f"not testable: the paper prints less than {TESTABLE:g} points; undecided: anything else",
         *(() if bench.stops else ("a gate that fails does not end the work here, but then no claim is against",)),
     ]
@@ -65,7 +65,7 @@ def _test(bench: Bench) -> str:
     return "sign-flip permutation test's" if bench.seeds >= PERMUTED else "paired t-test's"
 
 
-def make(bench: Bench, lines: Lines) -> ResultTable:
+def make(bench: Bench, lines: Lines, name: str = NAME, shows: str = SHOWS) -> ResultTable:
     claims, ours = ([both for both in some if bench.has(*both)] for some in (CLAIMS, CONTROLS))
     title, helps = f"{bench.name}: the paper's claims, primary family", (lines.gate() or 0.0) >= (bench.gate or 0.0)
     blocks = [
@@ -77,7 +77,7 @@ def make(bench: Bench, lines: Lines) -> ResultTable:
     notes = [f"rule: {text}" for text in rules(bench)]
     done = sum(not trial.tuning for trial in lines.found)
     notes.append(f"lines: {len(lines.found) - done} runs of tuning, {done} of the results")
-    return ResultTable(f"{NAME}, {bench.name}", SHOWS, tuple(b for b in blocks if b.rows), tuple(notes))
+    return ResultTable(f"{name}, {bench.name}", shows, tuple(b for b in blocks if b.rows), tuple(notes))
 
 
 def p_of(favour: PairedDifferences) -> float:

@@ -10,7 +10,7 @@ import click
 
 from fedlesam.cli.show import Display
 from fedlesam.core import disk
-from reproduction import domains, heads, leaderboard
+from reproduction import domains, heads, leaderboard, scratch
 from reproduction.heads import Bench
 from reproduction.page import page
 from reproduction.plan import parse_selection
@@ -79,6 +79,25 @@ def run_features(asked: Asked, folder: Path, dry_run: bool, display: Display) ->
             _show(heads_tables.make(bench, lines), folder / f"{bench.name}.md", display)
 
 
+def run_scratch(asked: Asked, folder: Path, dry_run: bool, display: Display) -> None:
+    """Every data set with 100 images a client; where that gate failed, with fewer."""
+    from reproduction import heads_run, heads_tables, scratch_run
+
+    path = asked.lines or folder / "runs.jsonl"
+    for bench in asked.kept(scratch.benches(asked.scale, asked.seeds)):
+        if not dry_run and not scratch.is_due(bench, path):
+            continue
+        _print_rules(heads_tables.rules(bench), display)
+        if dry_run:
+            continue
+        if asked.lines is None:
+            runner = scratch_run.ScratchRunner(bench, scratch_run.load(asked.data_dir, asked.smoke, bench.data))
+            heads_run.work(partial(heads.pending, bench, path), runner.line, path, display.print, bench.name)
+        lines = heads.Lines.read(bench, path)
+        if lines.found:
+            _show(heads_tables.make(bench, lines, scratch.NAME, scratch.SHOWS), folder / f"{bench.name}.md", display)
+
+
 def run_domains(asked: Asked, folder: Path, dry_run: bool, display: Display) -> None:
     """All targets of a federation together, so that what is complete can be averaged over them."""
     from reproduction import domains_run, domains_tables, heads_run
@@ -134,6 +153,10 @@ def _count_features(scale: str) -> tuple[int, int]:
     return heads.count(heads.benches(scale))
 
 
+def _count_scratch(scale: str) -> tuple[int, int]:
+    return heads.count([bench for bench in scratch.benches(scale) if bench.before is None])
+
+
 def _count_domains(scale: str) -> tuple[int, int]:
     return heads.count([bench for every in domains.federations(scale) for bench in every])
 
@@ -143,6 +166,7 @@ STUDIES = {
     for study in (
         LinesStudy(heads.NAME, heads.SHOWS, _count_features, run_features),
         LinesStudy(domains.NAME, domains.SHOWS, _count_domains, run_domains),
+        LinesStudy(scratch.NAME, scratch.SHOWS, _count_scratch, run_scratch),
         LinesStudy(leaderboard.NAME, leaderboard.SHOWS, leaderboard.count, run_leaderboard, only=False),
     )
 }
