@@ -74,10 +74,14 @@ class Runner:
         """What `--only` selects this problem by."""
         return f"data={self.bench.data},splits={self.bench.split},images={self.bench.images // self.bench.clients}"
 
-    def train(self, federation: Federation) -> dict[str, Any]:
-        """Train all rounds, and return what is to be known of them."""
-        began, wall = time.process_time(), time.time()
-        tested = [record.test_accuracy for record in federation.run(self.bench.rounds)]
+    def train(self, federation: Federation, watch: Callable[[int], None] | None = None) -> dict[str, Any]:
+        """Train all rounds, and return what is to be known of them; `watch` is called with each number before it."""
+        began, wall, tested = time.process_time(), time.time(), []
+        for number in range(self.bench.rounds):
+            if watch is not None:
+                watch(number)
+            last = number == self.bench.rounds - 1
+            tested.append(federation.round(evaluate=True if last else None).test_accuracy)
         evaluations = [round(100 * value, 4) for value in tested if value is not None]
         return {
             "rounds": self.bench.rounds,

@@ -10,13 +10,15 @@ import click
 
 from fedlesam.cli.show import Display
 from fedlesam.core import disk
-from reproduction import domains, heads, leaderboard, scratch
+from reproduction import domains, heads, leaderboard, scratch, why_features
 from reproduction.heads import Bench
 from reproduction.page import page
 from reproduction.plan import parse_selection
 from reproduction.result_table import ResultTable
 from reproduction.writing import markdown
 
+LEADERBOARD = Path(__file__).parents[1] / "docs" / "results" / "leaderboard" / "runs.jsonl"
+"""The committed lines."""
 B = TypeVar("B", bound=Bench)
 KEYS: dict[str, Callable[[Bench], str]] = {
     "data": lambda bench: bench.data,
@@ -122,6 +124,21 @@ def run_domains(asked: Asked, folder: Path, dry_run: bool, display: Display) -> 
             _show(domains_tables.make(every, lines), folder / f"pacs-{every[0].clients}-clients.md", display)
 
 
+def run_why(asked: Asked, folder: Path, dry_run: bool, display: Display) -> None:
+    """The runs of the tuning seeds again, measured; the leaderboard's lines are beside them if they are committed."""
+    from reproduction import heads_run, why_run, why_tables
+
+    _print_rules(why_tables.RULES, display)
+    if dry_run:
+        return
+    bench, path = why_features.bench(asked.scale), asked.lines or folder / "runs.jsonl"
+    if asked.lines is None:
+        runner = why_run.WhyRunner(bench, heads_run.load(asked.data_dir, asked.smoke))
+        heads_run.work(partial(why_features.pending, bench, path, asked.smoke), runner.line, path, display.print)
+    board = leaderboard.make_board(asked.scale, asked.seeds).read(LEADERBOARD)
+    _show(why_tables.make(why_features.Found.read(bench, path), board), folder / f"{why_features.NAME}.md", display)
+
+
 def run_leaderboard(asked: Asked, folder: Path, dry_run: bool, display: Display) -> None:
     """Six trials a method, then the seeds of its best."""
     from reproduction import heads_run, leaderboard_tables
@@ -167,6 +184,7 @@ STUDIES = {
         LinesStudy(heads.NAME, heads.SHOWS, _count_features, run_features),
         LinesStudy(domains.NAME, domains.SHOWS, _count_domains, run_domains),
         LinesStudy(scratch.NAME, scratch.SHOWS, _count_scratch, run_scratch),
+        LinesStudy(why_features.NAME, why_features.SHOWS, why_features.count, run_why, only=False),
         LinesStudy(leaderboard.NAME, leaderboard.SHOWS, leaderboard.count, run_leaderboard, only=False),
     )
 }
