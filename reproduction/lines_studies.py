@@ -69,7 +69,7 @@ def run_features(asked: Asked, folder: Path, dry_run: bool, display: Display) ->
     from reproduction import heads_run, heads_tables
 
     for bench in asked.kept(heads.benches(asked.scale, asked.seeds)):
-        _print_rules(heads_tables.rules(bench), display)
+        _print_rules(heads_tables.rules(bench), display, heads.count([bench]))
         if dry_run:
             continue
         path = asked.lines or folder / "runs.jsonl"
@@ -89,7 +89,7 @@ def run_scratch(asked: Asked, folder: Path, dry_run: bool, display: Display) -> 
     for bench in asked.kept(scratch.benches(asked.scale, asked.seeds)):
         if not dry_run and not scratch.is_due(bench, path):
             continue
-        _print_rules(heads_tables.rules(bench), display)
+        _print_rules(heads_tables.rules(bench), display, heads.count([bench]))
         if dry_run:
             continue
         if asked.lines is None:
@@ -111,7 +111,7 @@ def run_domains(asked: Asked, folder: Path, dry_run: bool, display: Display) -> 
             continue
         if not set(every) <= set(kept):
             raise click.UsageError(f"{domains.NAME} judges all targets together and takes --only clients=1 or 10 alone")
-        _print_rules(domains_tables.rules(every[0]), display)
+        _print_rules(domains_tables.rules(every[0]), display, heads.count(every))
         if dry_run:
             continue
         path = asked.lines or folder / "runs.jsonl"
@@ -128,7 +128,7 @@ def run_why(asked: Asked, folder: Path, dry_run: bool, display: Display) -> None
     """The runs of the tuning seeds again, measured; the leaderboard's lines are beside them if they are committed."""
     from reproduction import heads_run, why_run, why_tables
 
-    _print_rules(why_tables.RULES, display)
+    _print_rules(why_tables.RULES, display, why_features.count(asked.scale))
     if dry_run:
         return
     bench, path = why_features.bench(asked.scale), asked.lines or folder / "runs.jsonl"
@@ -143,7 +143,7 @@ def run_leaderboard(asked: Asked, folder: Path, dry_run: bool, display: Display)
     """Six trials a method, then the seeds of its best."""
     from reproduction import heads_run, leaderboard_tables
 
-    _print_rules(leaderboard_tables.RULES, display)
+    _print_rules(leaderboard_tables.RULES, display, leaderboard.count(asked.scale))
     if dry_run:
         return
     board, path = leaderboard.make_board(asked.scale, asked.seeds), asked.lines or folder / "runs.jsonl"
@@ -156,7 +156,9 @@ def run_leaderboard(asked: Asked, folder: Path, dry_run: bool, display: Display)
     _show(table, folder / f"{leaderboard.NAME}.md", display)
 
 
-def _print_rules(rules: list[str] | tuple[str, ...], display: Display) -> None:
+def _print_rules(rules: Sequence[str], display: Display, counted: tuple[int, int]) -> None:
+    """With the number of runs, if the gate is open and no chosen rho is the paper's, and of their rounds."""
+    display.print(f"{counted[0]:,} runs at most, {counted[1]:,} rounds")
     for text in rules:
         display.print(f"rule: {text}")
 
