@@ -1,6 +1,5 @@
 """The command `python -m reproduction`."""
 
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -10,11 +9,9 @@ from fedlesam.cli import main
 from fedlesam.cli.options import OUTPUT, Grouped, GroupedCommand
 from fedlesam.cli.show import Display, print_table
 from fedlesam.cli.sweep_display import print_failed, watch_sweep
-from fedlesam.core import disk
 from fedlesam.core.names import unknown
-from reproduction import anchor, claim, heads, leaderboard, plan, why
+from reproduction import claim, lines_studies, plan, why
 from reproduction.items import ITEMS
-from reproduction.page import page
 from reproduction.plan import find_items, parse_only
 from reproduction.reproduce import Request, available, reproduce
 from reproduction.scales import SCALES
@@ -22,17 +19,6 @@ from reproduction.studies import NAMES, Where, studies
 from reproduction.writing import markdown
 
 WHICH, HOW = "What", "How"
-
-
-@dataclass(frozen=True)
-class Heads:
-    """What was asked of the experiment on frozen features."""
-
-    scale: str
-    only: plan.Only
-    seeds: int | None
-    data_dir: Path | None
-    lines: Path | None
 
 
 @click.command(
@@ -64,7 +50,7 @@ class Heads:
     group=WHICH,
     default="",
     metavar="KEY=VALUE,...",
-    help="leave out all else: methods=fedavg,fedlesam,splits=dirichlet-0.1,data=cifar10,clients=100",
+    help="leave out all else: methods=fedavg,fedlesam,splits=dirichlet-0.1,data=cifar10,clients=100; images=15",
 )
 @click.option(
     "--seeds", cls=Grouped, group=WHICH, type=click.IntRange(1), metavar="N", help="runs per cell  [1; full: 3]"
@@ -123,8 +109,8 @@ def command(
 
     claim, claim-regimes and claim-cifar10 test whether the paper's claims hold: every method's rho is chosen on
     validation images split from the training data, then all methods are compared on the same seeds. claim-features does
-    so on frozen features, which `fedlesam data features cifar10 --mirror --pca 256` puts into the data folder; several
-    processes can work on one DIR.
+    so on frozen features, which `fedlesam data features cifar10 --mirror --pca 256` puts into the data folder, and
+    claim-domains with a domain of PACS left out; several processes can work on one DIR.
     """
     if listing:
         _list()
@@ -133,21 +119,13 @@ def command(
         raise click.UsageError("name a table or figure, or `all`; `python -m reproduction --list` shows them")
     if scale not in SCALES:
         raise unknown("scale", scale, SCALES)
-    if heads.NAME in items:
-        if len(items) > 1:
-            raise click.UsageError(f"{heads.NAME} stands alone")
-        where = Heads(scale, parse_only(only), seeds, Path(data_dir) if data_dir else None, lines)
-        return _heads(where, out or Path("runs") / f"{heads.NAME}-{scale}", dry_run, Display(quiet))
-    if leaderboard.NAME in items:
-        if len(items) > 1 or only:
-            raise click.UsageError(f"{leaderboard.NAME} stands alone and takes no --only")
-        asked = Heads(scale, plan.Only(), seeds, Path(data_dir) if data_dir else None, lines)
-        return _leaderboard(asked, out or Path("runs") / f"{leaderboard.NAME}-{scale}", dry_run, Display(quiet))
-    if anchor.NAME in items:
-        if len(items) > 1 or only:
-            raise click.UsageError(f"{anchor.NAME} stands alone and takes no --only")
-        folder = out or Path("runs") / anchor.NAME
-        return _anchor(scale == "smoke", seeds or 3, data_dir, lines, folder, Display(quiet))
+    if named := set(items) & set(lines_studies.STUDIES):
+        study = lines_studies.STUDIES[named.pop()]
+        if len(items) > 1 or (only and not study.only):
+            raise click.UsageError(f"{study.name} stands alone" + ("" if study.only else " and takes no --only"))
+        asked = lines_studies.Asked(scale, only, seeds, Path(data_dir) if data_dir else None, lines)
+        study.run(asked, out or Path("runs") / f"{study.name}-{scale}", dry_run, Display(quiet))
+        return 0
     if why.NAME in items:
         if len(items) > 1 or only:
             raise click.UsageError(f"{why.NAME} stands alone and takes no --only")
@@ -179,10 +157,9 @@ def _list() -> None:
     for name in NAMES:
         asked = [(studies(scale)[name], Where(scale)) for scale in SCALES.values()]
         rows.append([name, asked[0][0].shows, *(_size(*claim.count(*one)) for one in asked)])
-    rows.append([heads.NAME, heads.SHOWS, *(_size(*heads.count(scale)) for scale in SCALES)])
-    rows.append([leaderboard.NAME, leaderboard.SHOWS, *(_size(*leaderboard.count(scale)) for scale in SCALES)])
+    for study in lines_studies.STUDIES.values():
+        rows.append([study.name, study.shows, *(_size(*study.count(scale)) for scale in SCALES)])
     rows.append([why.NAME, why.SHOWS, "11 / 33", "33 / 4,950", "33 / 4,950"])
-    rows.append([anchor.NAME, anchor.SHOWS, "12 / 24", "12 / 600", "12 / 600"])
     print_table(["", "shows", *SCALES], rows)
     seeds = ", ".join(f"{scale.name} {scale.seeds}" for scale in SCALES.values())
     click.echo(
@@ -231,70 +208,6 @@ def _study(name: str, where: Where, seeds: int | None, jobs: int, dry_run: bool,
         click.echo(markdown(outcome.table))
         click.echo(f"results: {out / 'results'}")
     return print_failed(outcome.failed)
-
-
-def _heads(asked: Heads, folder: Path, dry_run: bool, display: Display) -> int:
-    """Every split, one after the other; the tables are written from all lines that are there."""
-    from reproduction import heads_run, heads_tables
-
-    for bench in heads.benches(asked.scale, asked.seeds):
-        wanted = (
-            (asked.only.splits, bench.split),
-            (asked.only.data, bench.data),
-            (asked.only.clients, str(bench.clients)),
-        )
-        if any(some and value not in some for some, value in wanted):
-            continue
-        for text in heads_tables.rules(bench):
-            display.print(f"rule: {text}")
-        if dry_run:
-            continue
-        if asked.lines is not None:
-            lines = heads.Lines.read(bench, asked.lines)
-        else:
-            data = heads_run.load(asked.data_dir, asked.scale == "smoke", bench.data)
-            path, runner = folder / "runs.jsonl", heads_run.Runner(bench, data)
-            heads_run.work(partial(heads.pending, bench, path), runner.line, path, display.print, bench.name)
-            lines = heads.Lines.read(bench, path)
-        if lines.found:
-            table = markdown(heads_tables.make(bench, lines))
-            disk.write_text(folder / f"{bench.name}.md", table)
-            click.echo(table if not display.quiet else "", nl=False)
-    return 0
-
-
-def _leaderboard(asked: Heads, folder: Path, dry_run: bool, display: Display) -> int:
-    from reproduction import heads_run, leaderboard_tables
-
-    for text in leaderboard_tables.RULES:
-        display.print(f"rule: {text}")
-    if dry_run:
-        return 0
-    board, path = leaderboard.make_board(asked.scale, asked.seeds), asked.lines or folder / "runs.jsonl"
-    if asked.lines is None:
-        runner = heads_run.Runner(
-            leaderboard.bench(asked.scale), heads_run.load(asked.data_dir, asked.scale == "smoke")
-        )
-        heads_run.work(partial(board.pending, path), runner.entry, path, display.print)
-    disk.make_folder(folder)
-    table = leaderboard_tables.make(board.read(path), folder)
-    disk.write_text(folder / f"{leaderboard.NAME}.md", markdown(table))
-    disk.write_text(folder / f"{leaderboard.NAME}.html", page(f"FedLESAM: {leaderboard.SHOWS}", [table]))
-    click.echo(markdown(table) if not display.quiet else "", nl=False)
-    return 0
-
-
-def _anchor(smoke: bool, seeds: int, data_dir: str | None, lines: Path | None, out: Path, display: Display) -> int:
-    from reproduction import heads_run
-
-    path = lines or out / "runs.jsonl"
-    if lines is None:
-        runner = anchor.Runner(out, data_dir, smoke)
-        heads_run.work(partial(anchor.pending, path, seeds), runner.line, path, display.print, anchor.NAME)
-    table = markdown(anchor.make_table(path, seeds))
-    disk.write_text(out / f"{anchor.NAME}.md", table)
-    click.echo(table if not display.quiet else "", nl=False)
-    return 0
 
 
 if __name__ == "__main__":

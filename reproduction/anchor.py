@@ -39,7 +39,7 @@ PUBLISHED = {
     ("fashion-mnist", "Dirichlet .5"): (88.09, 0.29),
 }
 """Accuracy of the best round in percent and its spread, from the baseline's README; in the order of work."""
-CLIENTS, EPOCHS, ROUNDS, BATCH = 10, 10, 50, 64
+CLIENTS, EPOCHS, ROUNDS, BATCH, SEEDS = 10, 10, 50, 64, 3
 UNUSED = 0.1
 """Of every client's images."""
 LEAST = 10
@@ -131,7 +131,7 @@ def divide(labels: Places, split: str, clients: int, rng: np.random.Generator) -
             return parts
 
 
-def load(name: str, data_dir: str | None, smoke: bool) -> DataSet:
+def load(name: str, data_dir: Path | None, smoke: bool) -> DataSet:
     """A data set with pixels between 0 and 1, and the baseline's augmentation; at smoke scale digits."""
     found = data.load("digits" if smoke else name, data_dir)
     channels = found.shape[0]
@@ -179,7 +179,7 @@ class Runner:
     """
 
     out: Path
-    data_dir: str | None
+    data_dir: Path | None
     smoke: bool
 
     def line(self, trial: Trial) -> dict[str, Any]:
@@ -201,6 +201,12 @@ class Runner:
             "command": f"python -m reproduction {NAME}",
             "evaluations": evaluations,
         }
+
+
+def count(scale: str) -> tuple[int, int]:
+    """Runs and rounds at a scale."""
+    runs = SEEDS * len(PUBLISHED)
+    return runs, runs * (2 if scale == "smoke" else ROUNDS)
 
 
 def read(path: Path) -> dict[Trial, dict[str, Any]]:

@@ -61,9 +61,10 @@ class Bench:
     last: int = 5
     """Evaluations whose mean is the accuracy."""
     images: int = 10_000
-    """Drawn anew for every seed, the same number of each class."""
+    """Drawn anew for every seed, the same number of each class; all of them where there are no more."""
     held_out: int = 5_000
-    """Training images that no client ever has; learning rates and rho are chosen on them."""
+    """Training images on which learning rates and rho are chosen. No client has them, but where `images` are all: then
+    those of the results do."""
     clients: int = 100
     active: int = 10
     epochs: int = 5
@@ -73,8 +74,45 @@ class Bench:
     rhos: tuple[float, ...] = (0.01, 0.03, 0.1, 0.3, 1.0)
     tuning_seeds: int = 2
     seeds: int = 10
-    gate: float = 1.0
+    gate: float | None = 1.0
     """Points by which SAM must help where a free SAM is to be judged: FedGAMMA over SCAFFOLD, held-out images."""
+    stops: bool = True
+    """Whether a gate that fails ends the work; if not, nothing speaks against a claim there."""
+    families: tuple[tuple[str, tuple[str, ...]], ...] = FAMILIES
+    damped: tuple[str, ...] = DAMPED
+    others: tuple[str, ...] = OTHERS
+    at_papers: tuple[str, ...] = AT_PAPERS
+
+    @property
+    def model(self) -> str:
+        return f"head:hidden={self.hidden}"
+
+    @property
+    def cell(self) -> str:
+        """Of the paper's tables: where its gains are printed."""
+        return "this cell"
+
+    @property
+    def bases(self) -> tuple[str, ...]:
+        """Whose learning rate is tuned."""
+        return (*(base for base, _ in self.families), *known(self.damped))
+
+    @property
+    def tuned(self) -> tuple[str, ...]:
+        """The arms with a rho, in the order of the tables."""
+        some = [arm for _, arms in self.families for arm in arms]
+        return (*sorted(some, key=(*PRIMARY, *OTHERS).index), *known(self.others))
+
+    def has(self, *arms: str) -> bool:
+        return set(arms) <= {*self.bases, *self.tuned}
+
+    def grid(self, lr: float) -> tuple[float, ...]:
+        """The values of rho to choose from."""
+        return self.rhos
+
+    def papers_rho(self, arm: str, lr: float) -> float:
+        """The catalogue's default, which is the paper's."""
+        return float(str(algorithms.hyperparameters(HEADS[arm].method)["rho"]))
 
     @property
     def name(self) -> str:
@@ -157,7 +195,7 @@ class Lines:
         lr = self.lr(arm)
         if lr is None or not HEADS[arm].base:
             return None
-        return _best({rho: self.held_out(arm, rho, lr) for rho in self.bench.rhos})
+        return _best({rho: self.held_out(arm, rho, lr) for rho in self.bench.grid(lr)})
 
     def tests(self, arm: str, rho: float | None = None) -> dict[int, float]:
         """Test accuracy by seed, at the chosen rho or at another."""
@@ -187,11 +225,6 @@ def seeds_of(bench: Bench, tuning: bool, arm: str, rho: float | None, lr: float)
     return [Trial(bench.split, tuning, arm, rho, lr, seed) for seed in range(first, first + count)]
 
 
-def papers_rho(arm: str) -> float:
-    """The catalogue's default, which is the paper's."""
-    return float(str(algorithms.hyperparameters(HEADS[arm].method)["rho"]))
-
-
 def known(arms: Sequence[str]) -> list[str]:
     """Those that the catalogue has."""
     return [arm for arm in arms if HEADS[arm].method in algorithms.CATALOGUE]
@@ -205,23 +238,25 @@ def pending(bench: Bench, path: Path) -> list[Trial]:
 
 def stages(bench: Bench, lines: Lines) -> Iterator[list[Trial]]:
     """The order of work. A stage can be listed when those before it are finished; a gate that fails ends it."""
-    yield _lr_trials(bench, ["scaffold"])
-    yield _rho_trials(bench, lines, ["fedgamma"])
-    gate = lines.gate()
-    if gate is None or gate < bench.gate:
-        return
-    for base, arms in FAMILIES:
+    if bench.gate is not None:
+        yield _lr_trials(bench, ["scaffold"])
+        yield _rho_trials(bench, lines, ["fedgamma"])
+        gate = lines.gate()
+        if gate is None or (bench.stops and gate < bench.gate):
+            return
+    for base, arms in bench.families:
         yield _lr_trials(bench, [base])
         yield _rho_trials(bench, lines, arms)
         yield _result_trials(bench, lines, [base, *arms])
-    yield _lr_trials(bench, known(DAMPED))
-    yield _rho_trials(bench, lines, known(OTHERS))
-    yield _result_trials(bench, lines, known((*DAMPED, *OTHERS)))
+    yield _lr_trials(bench, known(bench.damped))
+    yield _rho_trials(bench, lines, known(bench.others))
+    yield _result_trials(bench, lines, known((*bench.damped, *bench.others)))
+    papers = {arm: bench.papers_rho(arm, lines.lr(arm) or 0.0) for arm in bench.at_papers}
     yield [
         trial
-        for arm in AT_PAPERS
-        for trial in seeds_of(bench, False, arm, papers_rho(arm), lines.lr(arm) or 0.0)
-        if lines.rho(arm) != papers_rho(arm)
+        for arm, rho in papers.items()
+        for trial in seeds_of(bench, False, arm, rho, lines.lr(arm) or 0.0)
+        if lines.rho(arm) != rho
     ]
 
 
@@ -230,8 +265,8 @@ def _lr_trials(bench: Bench, arms: Sequence[str]) -> list[Trial]:
 
 
 def _rho_trials(bench: Bench, lines: Lines, arms: Sequence[str]) -> list[Trial]:
-    pairs = [(arm, rho) for arm in arms for rho in bench.rhos]
-    return [trial for arm, rho in pairs for trial in seeds_of(bench, True, arm, rho, lines.lr(arm) or 0.0)]
+    lrs = {arm: lines.lr(arm) or 0.0 for arm in arms}
+    return [t for arm, lr in lrs.items() for rho in bench.grid(lr) for t in seeds_of(bench, True, arm, rho, lr)]
 
 
 def _result_trials(bench: Bench, lines: Lines, arms: Sequence[str]) -> list[Trial]:
@@ -241,8 +276,8 @@ def _result_trials(bench: Bench, lines: Lines, arms: Sequence[str]) -> list[Tria
 def benches(scale: str, seeds: int | None = None) -> list[Bench]:
     """The problems, in the order of work. Full scale has the paper's number of rounds.
 
-    The gate failed with 100 and with 30 images a client, so that the third has 15 (the protocol's amendments). The last
-    three are other cells of the paper's table 2.
+    The gate failed with 100 and with 30 images a client, so that the third has 15 (the protocol's amendments). Then
+    other cells of the paper's table 2; the last one has the paper's number of images a client.
     """
     if scale == "smoke":
         small = Bench(rounds=4, every=1, last=2, images=200, held_out=100, clients=10, active=4, hidden=8, gate=-100)
@@ -255,15 +290,26 @@ def benches(scale: str, seeds: int | None = None) -> list[Bench]:
         replace(smaller, split="pathological-6"),
         replace(smaller, clients=200, images=3_000),
         replace(smaller, data="cifar100", split="pathological-10", images=5_000, epochs=2, batch_size=10),
+        replace(
+            first,
+            images=50_000,
+            batch_size=50,
+            seeds=seeds or 5,
+            stops=False,
+            families=FAMILIES[:2],
+            damped=(),
+            others=("freesam", "freesam-s"),
+            at_papers=("fedlesam", "fedlesam-s", "fedsam", "fedgamma"),
+        ),
     ]
 
 
-def count(scale: str) -> tuple[int, int]:
+def count(every: Sequence[Bench]) -> tuple[int, int]:
     """Runs and rounds, if the gates are open and no chosen rho is the paper's."""
     runs = rounds = 0
-    for bench in benches(scale):
-        tuned = len(bench.lrs) * (len(BASES) + len(DAMPED)) + len(bench.rhos) * (len(PRIMARY) + len(OTHERS))
-        arms = len(BASES) + len(DAMPED) + len(PRIMARY) + len(OTHERS) + len(AT_PAPERS)
+    for bench in every:
+        tuned = len(bench.lrs) * len(bench.bases) + len(bench.grid(1.0)) * len(bench.tuned)
+        arms = len(bench.bases) + len(bench.tuned) + len(bench.at_papers)
         some = tuned * bench.tuning_seeds + arms * bench.seeds
         runs, rounds = runs + some, rounds + some * bench.rounds
     return runs, rounds

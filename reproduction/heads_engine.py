@@ -38,6 +38,8 @@ def use_head_engine(federation: Federation) -> None:
 class HeadEngine(StackedEngine):
     """Stacks clients whose samples are rows of features; the first one counts, or any with the augmentation."""
 
+    least = 1
+
     def __post_init__(self) -> None:
         super().__post_init__()
         self.step = HeadStep(self.model, self.task)

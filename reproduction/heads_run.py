@@ -8,9 +8,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from fedlesam import algorithms, data
@@ -27,6 +28,7 @@ from reproduction.heads import NAME, Bench, Trial
 from reproduction.heads_engine import use_head_engine
 from reproduction.leaderboard import Entry
 
+Places = npt.NDArray[np.int64]
 WAIT = 5.0
 """Seconds until a process that has nothing to do looks again."""
 
@@ -38,6 +40,14 @@ def load(data_dir: Path | None, smoke: bool = False, of: str = "cifar10") -> Dat
     digits = data.load("digits")
     train, test = (Images(part.x.flatten(1)[:, None, None] / 16, part.y) for part in (digits.train, digits.test))
     return dataclasses.replace(digits, train=train, test=test, mean=(0.0,), std=(1.0,), scale=1.0)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """The images of a run: whose training images each client has, and what it is judged on as test images."""
+
+    data: DataSet
+    clients: list[Places]
 
 
 @dataclass
@@ -52,16 +62,26 @@ class Runner:
     bench: Bench
     whole: DataSet
     made: dict[str, str] = field(default_factory=versions)
+    study: ClassVar[str] = NAME
+    execution: ClassVar[Execution] = Execution(threads=1, engine="stacked")
 
     def line(self, trial: Trial) -> dict[str, Any]:
-        """The line of a run of `claim-features`."""
-        command = f"python -m reproduction {NAME} --only splits={trial.split}"
+        """The line of a run of a study with arms."""
+        command = f"python -m reproduction {self.study} --only {self.selection()}"
         return {**dataclasses.asdict(trial), **self.train(self.federation(trial)), "command": command}
 
-    def train(self, federation: Federation) -> dict[str, Any]:
-        """Train all rounds, and return what is to be known of them."""
-        began, wall = time.process_time(), time.time()
-        tested = [record.test_accuracy for record in federation.run(self.bench.rounds)]
+    def selection(self) -> str:
+        """What `--only` selects this problem by."""
+        return f"data={self.bench.data},splits={self.bench.split},images={self.bench.images // self.bench.clients}"
+
+    def train(self, federation: Federation, watch: Callable[[int], None] | None = None) -> dict[str, Any]:
+        """Train all rounds, and return what is to be known of them; `watch` is called with each number before it."""
+        began, wall, tested = time.process_time(), time.time(), []
+        for number in range(self.bench.rounds):
+            if watch is not None:
+                watch(number)
+            last = number == self.bench.rounds - 1
+            tested.append(federation.round(evaluate=True if last else None).test_accuracy)
         evaluations = [round(100 * value, 4) for value in tested if value is not None]
         return {
             "rounds": self.bench.rounds,
@@ -89,13 +109,19 @@ class Runner:
         whole = {**dataclasses.asdict(trial), "settings": trial.hyper, "lr": trial.lr, **line}
         return {**whole, "command": f"python -m reproduction {leaderboard.NAME}"}
 
-    def federation(self, trial: "HeadTrial") -> Federation:
-        """The federation of a run, before its first round."""
+    def problem(self, trial: "HeadTrial") -> Problem:
+        """The images of a run: drawn anew for every seed."""
         bench = self.bench
-        pool = data.select(self.whole, None, bench.held_out)
-        drawn = draw(pool.train.y.numpy(), bench.images, trial.seed)
+        all_of_them = bench.images == len(self.whole.train) and not trial.tuning
+        pool = self.whole if all_of_them else data.select(self.whole, None, bench.held_out)
+        drawn = draw(pool.train.y.numpy(), min(bench.images, len(pool.train)), trial.seed)
         split = data.split(_scheme(bench.split), pool.train.y[drawn], bench.clients, trial.seed)
         judged = pool.test if trial.tuning else self.whole.test
+        return Problem(dataclasses.replace(pool, test=judged), [drawn[part] for part in split.clients])
+
+    def federation(self, trial: "HeadTrial") -> Federation:
+        """The federation of a run, before its first round."""
+        bench, problem = self.bench, self.problem(trial)
         local = LocalTraining(
             lr=trial.lr,
             epochs=bench.epochs,
@@ -104,22 +130,25 @@ class Runner:
             augment=self.whole.augment,
         )
         federation = Federation(
-            make_model(f"head:hidden={bench.hidden}", self.whole.shape, len(self.whole.classes), trial.seed),
-            [pool.shard(torch.from_numpy(drawn[part])) for part in split.clients],
+            make_model(bench.model, problem.data.shape, len(self.whole.classes), trial.seed),
+            [problem.data.shard(torch.from_numpy(part)) for part in problem.clients],
             algorithms.get(trial.method, **trial.hyper),
             local,
             active=bench.active,
-            test=dataclasses.replace(pool, test=judged).test_shard(),
+            test=problem.data.test_shard(),
             seed=trial.seed,
             evaluate_every=bench.every,
-            execution=Execution(threads=1, engine="stacked"),
+            execution=self.execution,
         )
-        use_head_engine(federation)
+        if self.execution.engine == "stacked":
+            use_head_engine(federation)
         return federation
 
 
-def draw(labels: np.ndarray[Any, np.dtype[np.int64]], count: int, seed: int) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Places of `count` samples, the same number of each class, at random."""
+def draw(labels: Places, count: int, seed: int) -> Places:
+    """Places of `count` samples, the same number of each class, at random; of all where there are no more."""
+    if count == len(labels):
+        return np.arange(count)
     rng = np.random.default_rng([seed, len(labels)])
     classes = np.unique(labels)
     each = [rng.choice(np.flatnonzero(labels == c), count // len(classes), replace=False) for c in classes]

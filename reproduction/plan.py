@@ -1,7 +1,7 @@
 """The runs that the requested tables need."""
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from fedlesam.core.names import unknown
@@ -35,20 +35,30 @@ class Only:
 
 def parse_only(text: str) -> Only:
     """`methods=fedavg,fedlesam,splits=dirichlet-0.1`: what has no `=` belongs to the key before it."""
+    every = [spec for item in ITEMS.values() for scale in SCALES.values() for spec in on_scale(item, scale).specs]
+    known = {key: list(dict.fromkeys(of(spec) for spec in every)) for key, of in KEYS.items()}
+    return Only(**{key: frozenset(values) for key, values in parse_selection(text, known).items()})
+
+
+def parse_selection(text: str, known: Mapping[str, Sequence[str]]) -> dict[str, set[str]]:
+    """The values by key; a ValueError for what is not known.
+
+    Args:
+        text: As for `parse_only`.
+        known: The values that each key can have.
+    """
     found: dict[str, set[str]] = {}
     key = ""
-    every = [spec for item in ITEMS.values() for scale in SCALES.values() for spec in on_scale(item, scale).specs]
     for word in filter(None, (word.strip() for word in text.split(","))):
         before, equals, value = word.partition("=")
         key = before if equals else key
-        if key not in KEYS:
-            raise ValueError(f"--only {text}: {unknown('selection', key or word, KEYS)}; e.g. methods=fedavg,fedlesam")
-        known = dict.fromkeys(KEYS[key](spec) for spec in every)
+        if key not in known:
+            raise ValueError(f"--only {text}: {unknown('selection', key or word, known)}; e.g. methods=fedavg,fedlesam")
         value = value if equals else word
-        if value not in known:
-            raise ValueError(f"--only {text}: {unknown(key, value, known)}")
+        if value not in known[key]:
+            raise ValueError(f"--only {text}: {unknown(key, value, known[key])}")
         found.setdefault(key, set()).add(value)
-    return Only(**{key: frozenset(values) for key, values in found.items()})
+    return found
 
 
 def find_items(names: Iterable[str]) -> list[Item]:

@@ -5,7 +5,7 @@ so that its step is FedAvg's plus curvature times that step. All arms have the s
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
@@ -14,8 +14,9 @@ from scipy.stats import spearmanr
 from torch import Tensor
 
 from fedlesam.core import disk, seeds
-from fedlesam.core.client import local_update
-from fedlesam.core.messages import Memory
+from fedlesam.core.client import LocalStep, local_update
+from fedlesam.core.messages import ClientResult, Memory
+from fedlesam.core.slots import Algorithm
 from fedlesam.federation import Federation
 from fedlesam.probes.loss import GlobalLoss
 from fedlesam.runs.build import build
@@ -51,6 +52,33 @@ def cosine(a: Tensor, b: Tensor) -> float:
     return float(a.double() @ b.double()) / product if product else 0.0
 
 
+def walk(
+    federation: Federation, client: int, algorithm: Algorithm | None = None
+) -> Generator[LocalStep, None, ClientResult]:
+    """The client's coming round, which changes nothing in the federation.
+
+    Args:
+        federation: Between two rounds.
+        client: One of its clients.
+        algorithm: In place of the federation's.
+    """
+    memory, sent = federation.memories.get(client, Memory()), federation.state.sent(federation.algorithm)
+    with seeds.preserve_rng(sent.weights.device):
+        return (
+            yield from local_update(
+                federation.replica(),
+                federation.clients[client],
+                federation.algorithm if algorithm is None else algorithm,
+                federation.local,
+                sent,
+                memory,
+                client=client,
+                seed=federation.seed,
+                task=federation.task,
+            )
+        )
+
+
 def steps(federation: Federation, client: int) -> Iterator[tuple[Tensor, Tensor | None, Tensor]]:
     """v, e and the batch gradient at v + e of every local step of the coming round; the federation does not change.
 
@@ -58,21 +86,8 @@ def steps(federation: Federation, client: int) -> Iterator[tuple[Tensor, Tensor 
         federation: Between two rounds.
         client: One of its clients.
     """
-    memory, sent = federation.memories.get(client, Memory()), federation.state.sent(federation.algorithm)
-    with seeds.preserve_rng(sent.weights.device):
-        walk = local_update(
-            federation.replica(),
-            federation.clients[client],
-            federation.algorithm,
-            federation.local,
-            sent,
-            memory,
-            client=client,
-            seed=federation.seed,
-            task=federation.task,
-        )
-        for step in walk:
-            yield step.weights(), None if step.e is None else step.e.clone(), step.round.g.clone()
+    for step in walk(federation, client):
+        yield step.weights(), None if step.e is None else step.e.clone(), step.round.g.clone()
 
 
 def measure(federation: Federation, previous: Tensor) -> dict[str, list[float]]:

@@ -8,6 +8,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from fedlesam.core import seeds
 from fedlesam.core.batches import Batches, steps_per_epoch
@@ -55,6 +56,8 @@ class StackedEngine(SerialEngine):
     Clients with other numbers of samples share a stack where the loss can ignore what fills their batches up.
     """
 
+    least: ClassVar[int] = 2
+    """Clients of a stack: a step of fewer is faster in the plain loop."""
     compile_step: bool = False
     """Compile the step of all clients as one function."""
     stack: Stack | None = None
@@ -114,7 +117,7 @@ class StackedEngine(SerialEngine):
         for some in alike.values():
             some.sort(key=lambda entry: entry.steps, reverse=True)
             for group in self._stacks(some):
-                if len(group) == 1:
+                if len(group) < self.least:
                     continue
                 width = self.widest = max(self.widest, len(group)) if self.step.compile else len(group)
                 try:

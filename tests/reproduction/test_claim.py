@@ -269,3 +269,11 @@ def test_the_committed_tables_follow_from_the_committed_lines(tmp_path: Path) ->
 def test_lines_of_six_digits_keep_ties(tmp_path: Path) -> None:
     condition = digits()
     assert claim._exact(94.4167, condition) == 100 * 6798 / 7200
+
+
+def test_the_fine_regimes_have_the_papers_rho_and_the_regime_of_theorem_2() -> None:
+    study, coarse = (studies(CPU)[name] for name in ("claim-regimes-fine", "claim-regimes"))
+    assert {condition.name for condition in coarse.conditions} < {condition.name for condition in study.conditions}
+    assert all(set(condition.rhos) == {0.003, 0.01, 0.03, 0.1, 0.3, 1.0} for condition in study.conditions)
+    small = study.conditions[-1].config("fedlesam", 0.01, 0, Where(CPU))
+    assert (small.lr, small.epochs, small.active, small.clients) == (0.01, 1, 40, 40)

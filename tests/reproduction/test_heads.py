@@ -82,6 +82,7 @@ def test_problems_are_told_apart_and_have_printed_gains(tmp_path: Path) -> None:
         "pathological-6-15-images": 2.81,
         "pathological-3-200-clients-15-images": 6.52,
         "cifar100-pathological-10-50-images": 3.34,
+        "pathological-3-500-images": 6.16,
     }
 
 
@@ -89,6 +90,33 @@ def test_a_gate_that_fails_ends_the_work(tmp_path: Path) -> None:
     lines = filled(tmp_path / "runs.jsonl", Bench(), {"fedgamma": -0.5})
     assert {trial.arm for trial in lines.found} == {"scaffold", "fedgamma"}
     assert not any(not trial.tuning for trial in lines.found)
+
+
+def test_a_gate_that_does_not_stop_lets_nothing_speak_against_a_claim(tmp_path: Path) -> None:
+    """The paper's number of images a client: five seeds, two families, p of the t-test."""
+    bench = heads.benches("cpu")[-1]
+    lines = filled(tmp_path / "runs.jsonl", bench, {"fedgamma": -0.5, "fedlesam": 5, "fedlesam-s": -1.5})
+    table = heads_tables.make(bench, lines)
+    claims = table.blocks[1].rows
+    assert list(claims) == [
+        "fedlesam over fedavg",
+        "fedlesam-s over scaffold",
+        "fedlesam over fedsam",
+        "fedlesam-s over fedgamma",
+    ]
+    assert claims["fedlesam over fedavg"][-1].ours == "for", "the t-test can decide with five seeds"
+    assert claims["fedlesam-s over scaffold"][-1].ours == heads_tables.NO_CONTROL
+    assert "failed: no claim is against" in str(table.blocks[0].rows)
+    assert {trial.arm for trial in lines.found} == {*bench.bases, *bench.tuned} and len(bench.tuned) == 6
+
+
+def test_all_images_are_trained_on_where_they_are_asked_for() -> None:
+    data = heads_run.load(None, smoke=True)
+    runner = heads_run.Runner(dataclasses.replace(SMOKE, images=len(data.train)), data)
+    trial = Trial("pathological-3", True, "fedavg", None, 0.1, 1000)
+    tuned, result = (runner.problem(dataclasses.replace(trial, tuning=some)) for some in (True, False))
+    assert len(tuned.data.test) == SMOKE.held_out and len(tuned.data.train) == len(data.train) - SMOKE.held_out
+    assert len(result.data.train) == len(data.train) and len(result.data.test) == len(data.test)
 
 
 def test_the_primary_family_comes_first(tmp_path: Path) -> None:

@@ -8,10 +8,12 @@ from fedlesam.data.augment import other_view
 from reproduction.heads import HEADS, known
 from reproduction.heads_engine import HeadStep, use_head_engine
 
+ALIKE, UNLIKE = (11,) * 6, (11, 9, 7, 13, 5, 8)
 
-def federation(arm: str, engine: str, scope: str = "corrected") -> fl.Federation:
+
+def federation(arm: str, engine: str, scope: str = "corrected", sizes: tuple[int, ...] = ALIKE) -> fl.Federation:
     rng = torch.Generator().manual_seed(0)
-    clients = [(torch.randn(11, 1, 2, 6, generator=rng), torch.randint(0, 3, (11,), generator=rng)) for _ in range(6)]
+    clients = [(torch.randn(n, 1, 2, 6, generator=rng), torch.randint(0, 3, (n,), generator=rng)) for n in sizes]
     torch.manual_seed(0)
     return fl.Federation(
         fl.models.head((1, 2, 6), 3, hidden=5),
@@ -34,3 +36,16 @@ def test_the_same_results_to_rounding(arm: str, scope: str) -> None:
         theirs, ours = plain.round(), mine.round()
         assert ours.train_loss == pytest.approx(theirs.train_loss, abs=1e-5)
     assert torch.allclose(plain.weights, mine.weights, atol=2e-6), (plain.weights - mine.weights).abs().max()
+
+
+@pytest.mark.parametrize("arm", ["fedgamma", "fedlesam-d"])
+def test_a_client_unlike_all_others_is_a_stack_of_one(arm: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, mine = (federation(arm, engine, sizes=UNLIKE) for engine in ("plain", "stacked"))
+    use_head_engine(mine)
+    steps: list[int] = []
+    step = HeadStep.__call__
+    monkeypatch.setattr(HeadStep, "__call__", lambda self, *given: steps.append(1) or step(self, *given))  # type: ignore[func-returns-value]
+    for _ in range(3):
+        plain.round(), mine.round()
+    assert len(steps) == sum(2 * -(-UNLIKE[client] // 4) for record in mine.history for client in record.active)
+    assert torch.allclose(plain.weights, mine.weights, atol=2e-6)
