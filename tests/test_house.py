@@ -141,3 +141,8 @@ def test_a_method_stays_small() -> None:
 
     each = lines_of(METHODS) / len(CATALOGUE)
     assert each < LINES_PER_METHOD, f"a method has {each:.1f} non-blank lines in the mean"
+
+
+@pytest.mark.parametrize("content", [b"\x1f\x8b", b"PK"])
+def test_ids_have_no_bytes(request: pytest.FixtureRequest, content: bytes) -> None:
+    assert request.node.name == f"test_ids_have_no_bytes[content{content[:1] == b'P':d}]"
