@@ -116,6 +116,7 @@ def test_a_cut_cable_ends_both_sides(hosts: Hosts, place: Path, mark: str, tmp_p
     resume(place, tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_a_cable_that_is_plugged_in_again(hosts: Hosts, place: Path, mark: str, tmp_path: Path) -> None:
     flags = [*FLAGS, "--out", str(tmp_path / "run"), "-q", "--lost-after", "8"]
     both = [hosts.run(host, tmp_path, flags, **slow(place, mark)) for host in (0, 1)]
@@ -167,6 +168,7 @@ def command_of(pid: int) -> bytes:
     return b" ".join(words) if not any(word.endswith(b"heartbeat.py") for word in words) else b""
 
 
+@pytest.mark.slow
 def test_a_busy_process_is_left_alone(place: Path, mark: str, tmp_path: Path) -> None:
     """It holds the interpreter's lock for longer than it may be silent."""
     busy = {**slow(place, mark), "SLOW": "0", "BUSY": "1"}
