@@ -363,7 +363,7 @@ def local_update(
 
 
 def drain(steps: Generator[LocalStep, None, ClientResult], check: Callable[[], None] | None = None) -> ClientResult:
-    """Run a client to the end of its round; `check` is called at every step and may raise.
+    """Run a client to the end of its round.
 
     Args:
         steps: What `local_update` returned.
