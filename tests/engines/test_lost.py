@@ -149,7 +149,8 @@ def test_restarts_after_a_cut(hosts: Hosts, place: Path, mark: str, tmp_path: Pa
     same(place, tmp_path / "run")
 
 
-@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.slow), 1])
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
 def test_a_stopped_process_of_torchrun(rank: int, place: Path, mark: str, tmp_path: Path) -> None:
     process = start([*ONE_HOST, "--out", "run", "-q", "--lost-after", "2"], tmp_path, **slow(place, mark))
     await_round(tmp_path / "run", process)
