@@ -40,16 +40,7 @@ from fedlesam.rules.perturbation import (
     TaughtDescent,
     TrajectoryAscent,
 )
-from fedlesam.rules.server import (
-    Adagrad,
-    Adam,
-    DualMean,
-    Dynamic,
-    Nesterov,
-    ServerMomentum,
-    ShiftedDynamic,
-    Yogi,
-)
+from fedlesam.rules.server import Adagrad, Adam, DualMean, Dynamic, Nesterov, ServerMomentum, ShiftedDynamic, Yogi
 
 Reference = Literal["received", "previous-round"]
 Direction = Literal["back", "ahead"]
@@ -355,7 +346,11 @@ def find(name: str) -> Callable[..., Algorithm]:
 
 
 def hyperparameters(name: str) -> dict[str, object]:
-    """What the method called `name` takes, with its defaults; `fedlesam explain` prints what they mean."""
+    """What the method called `name` takes, with its defaults; `fedlesam explain` prints what they mean.
+
+    Args:
+        name: Of the catalogue, or `module:callable`.
+    """
     takes = inspect.signature(find(name)).parameters.items()
     return {key: p.default for key, p in takes if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
 
@@ -365,18 +360,31 @@ EXAMPLES: dict[str, Any] = {"threshold": 0.1}
 
 
 def examples(name: str) -> dict[str, Any]:
-    """Those of `EXAMPLES` that the method has no default for."""
+    """Those of `EXAMPLES` that the method has no default for.
+
+    Args:
+        name: Of the catalogue, or `module:callable`.
+    """
     needed = {key for key, default in hyperparameters(name).items() if default is inspect.Parameter.empty}
     return {key: value for key, value in EXAMPLES.items() if key in needed}
 
 
 def example(name: str) -> Algorithm:
-    """The method called `name` with its defaults, and with `EXAMPLES` where it has none."""
+    """The method called `name` with its defaults, and with `EXAMPLES` where it has none.
+
+    Args:
+        name: Of the catalogue, or `module:callable`.
+    """
     return get(name, **examples(name))
 
 
 def get(name: str, **hyper: Any) -> Algorithm:
-    """The method called `name`, e.g. `get("fedlesam-s", rho=0.05)`."""
+    """The method called `name`, e.g. `get("fedlesam-s", rho=0.05)`.
+
+    Args:
+        name: Of the catalogue, or `module:callable`.
+        hyper: Hyper-parameters that differ from their defaults.
+    """
     takes = hyperparameters(name)
     for key in hyper:
         if key not in takes:

@@ -4,9 +4,7 @@ import copy
 import dataclasses
 import functools
 import logging
-import shutil
 import signal
-import tempfile
 import time
 import weakref
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -47,7 +45,6 @@ from fedlesam.engines.settings import Execution, FailurePolicy, find_device
 from fedlesam.engines.signals import Interrupted, StopFlag
 from fedlesam.engines.stack import Stack
 from fedlesam.engines.stacked import CHANGES, NotStackable, StackedEngine, check_stackable
-from fedlesam.engines.store import Store
 from fedlesam.engines.world import WorkerLost, World, start_local
 
 log = logging.getLogger("fedlesam")
@@ -81,6 +78,16 @@ class Federation:
         per_client: also report the test accuracy on every client's own mixture of classes.
         failures: what happens when a client fails.
         execution: how rounds are computed: workers, threads, device, memory.
+
+    Arguments of the methods:
+        round: from 0; one that is done, or one to come.
+        active: the clients of a round, by number.
+        folder: of a checkpoint.
+        known: the files of the last checkpoint there, by name; what is in them is not written again.
+        named: the files to keep.
+        state: the global model and the rules' state.
+        saved: the files of the memories that belong to it.
+        signum: the signal that Interrupted names.
     """
 
     def __init__(
@@ -162,7 +169,7 @@ class Federation:
         self._mixtures = evaluation.mixtures(clients, self.task, outputs) if per_client else None
         self.state = ServerState.initial(self.algorithm, self._flat.weights.clone(), buffers)
         self._pinned, self._begun, self._drawn = how.store == "pinned", False, True
-        self.memories = self._store(how.folder, how.memory)
+        self.memories = how.make_store(self, self.workers, empty=_world is None)
         if _stack is None and how.stack_runs is not None:
             _stack = Stack(how.stack_runs, how.compile)
         engine = functools.partial(StackedEngine, compile_step=how.compile, stack=_stack) if stacked else SerialEngine
@@ -240,9 +247,11 @@ class Federation:
         return [client for client, seed in drawn.items() if np.random.default_rng(seed).random() < dropout]
 
     def round(self, active: Sequence[int] | None = None, *, evaluate: bool | None = None) -> Record:
-        """One communication round, with the drawn clients or just these. On any error nothing has changed.
+        """One communication round. On any error nothing has changed.
 
-        `evaluate` says whether the new model is evaluated; None leaves it to `evaluate_every`.
+        Args:
+            active: the numbers of its clients; None draws them.
+            evaluate: whether the new model is evaluated; None leaves it to `evaluate_every`.
         """
         chosen = self.draw_active(self.state.round) if active is None else check_active(active, len(self.clients))
         silent, lr = self.draw_silent(self.state.round, chosen), self.local.lr_at(self.state.round, self.algorithm)
@@ -286,7 +295,11 @@ class Federation:
         return record
 
     def run(self, rounds: int) -> Iterator[Record]:
-        """Train `rounds` more rounds, a record each; the model of the last one is always evaluated."""
+        """Train more rounds, a record each; the model of the last one is always evaluated.
+
+        Args:
+            rounds: how many more.
+        """
         check_count("run", "rounds", rounds)
         self.local.check(self.algorithm, self.state.round + rounds)
         for left in reversed(range(rounds)):
@@ -316,7 +329,7 @@ class Federation:
         self._local_engine.stop_flag.check()
 
     def save_memories(self, folder: Path, known: Mapping[str, FileDigest] | None = None) -> Saved:
-        """Put what clients remember into a folder, lastingly; what is in the files that are `known` stays there."""
+        """Put what clients remember into a folder, lastingly."""
         if self._engine is None and self._pinned and self._begun:
             raise ValueError("the workers that held the clients' memories are gone: start the run again")
         return (self._engine or self._local_engine).save(folder, self.state.round, known or {})
@@ -350,26 +363,13 @@ class Federation:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _store(self, folder: Path | None, memory: int | None) -> Store:
-        if self.workers > 1 and memory is not None:
-            memory //= self.workers
-        if self.workers > 1 and not self._pinned:
-            memory = 0
-        if memory is not None and folder is None:
-            folder = Path(tempfile.mkdtemp(prefix="fedlesam-memory-"))
-            weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
-        if folder is not None and self._world is None and folder.is_dir() and any(folder.iterdir()):
-            raise ValueError(f"{folder}: holds the memory of another run; choose another folder or empty it")
-        return Store(folder, memory)
-
     def _start(self) -> Engine:
         if self._engine is None:
             if self._pinned and len(self.memories):
                 raise ValueError("the workers that held the clients' memories are gone: start the run again")
             serve = functools.partial(worker_loop, self._local_engine, self._pinned)
-            world = self._world or start_local(
-                self.workers, self.threads, serve, self.execution.lost_after, self._flat.device
-            )
+            lost_after, device = self.execution.lost_after, self._flat.device
+            world = self._world or start_local(self.workers, self.threads, serve, lost_after, device)
             weakref.finalize(self, world.close, kill=True)
             self._engine = DistributedEngine(self._local_engine, world, self._pinned)
             self._begun = True

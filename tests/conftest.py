@@ -1,6 +1,7 @@
 """One thread, in started programs too, Ctrl-C that works, and properties tried on the same examples everywhere."""
 
 import contextlib
+import gc
 import os
 import signal
 import subprocess
@@ -22,6 +23,17 @@ settings.register_profile(
     "house", deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("house")
+
+
+def pytest_collection_finish() -> None:
+    """What is here now stays until the end: collections of garbage pass over it, and forked processes share it."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
+    """Bytes are no part of an id: a gzip file has its time in them, and two processes would collect different tests."""
+    return argname if isinstance(val, bytes) else None
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -59,3 +59,11 @@ def test_nothing_is_loaded_from_the_network(site: Path) -> None:
     for page in site.rglob("*.html"):
         loaded = re.findall(r'<(?:script|img|iframe|link)[^>]*(?:src|href)="(https?:[^"]+)"', page.read_text("utf-8"))
         assert not [address for address in loaded if "fedlesam/fedlesam" not in address], page
+
+
+def test_an_override_shows_the_parameters_it_inherits(site: Path) -> None:
+    page = re.sub(r"<[^>]+>|\s+", " ", (site / "api" / "rules.html").read_text(encoding="utf-8"))
+    part = page[page.index("SCAFFOLD: turn by c - c_i") :]
+    assert "w, the global model that the round started from" in part[: part.index("FedCM")]
+    assert "Arguments of the" not in page
+    assert "Args:" not in page

@@ -85,6 +85,8 @@ def public_names(module: griffe.Module) -> Iterator[str]:
     for name, member in module.members.items():
         if name.startswith("_") or name == "lazy":
             continue
+        if module.path == "fedlesam.algorithms" and member.is_alias and name != "Algorithm":
+            continue  # rules, which have a page of their own
         if member.is_alias:
             if str(member.target_path).startswith("fedlesam.") and not member.final_target.is_module:
                 yield member.final_target.path

@@ -32,7 +32,7 @@ LEADER_FIRST = 3.0
 """Seconds: torchrun ends all processes of a host with the first, and the leader has a summary to write."""
 
 
-class Lazy(click.Group):
+class _Lazy(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
 
@@ -56,7 +56,7 @@ class Lazy(click.Group):
             formatter.write_dl(list(COMMANDS.items()))
 
 
-@click.group(cls=Lazy, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.group(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(package_name="fedlesam")
 def cli() -> None:
     """Federated learning methods for PyTorch: exact, composable, resumable, with the flatness of their minima measured.
@@ -78,7 +78,11 @@ def cli() -> None:
 
 
 def main(command: click.Command = cli) -> None:
-    """Errors a user can mend are one line, not a traceback; FEDLESAM_TRACEBACK=1 shows it all the same."""
+    """Errors a user can mend are one line, not a traceback; FEDLESAM_TRACEBACK=1 shows it all the same.
+
+    Args:
+        command: What is run with the arguments of this process.
+    """
     try:
         sys.exit(command.main(standalone_mode=False) or 0)
     except click.ClickException as error:

@@ -50,6 +50,16 @@ def show_comparison(
     output: Output,
     story: "Callable[[list[Run]], list[str]] | None" = None,
 ) -> None:
+    """Train every method with every seed, and print their ranking.
+
+    Args:
+        settings: Of the runs, from the flags.
+        algorithms: The methods' names; differences are over the first.
+        seeds: Runs of each method.
+        trackers: Flags of the trackers, by name.
+        output: Where results go and how much is printed.
+        story: Sentences for the end, from the runs; None for none.
+    """
     from fedlesam.cli.show import WIDTH_IN_A_PIPE, Display
     from fedlesam.cli.show_ranking import print_gains, print_ranking
     from fedlesam.report import pictures

@@ -47,6 +47,7 @@ Listing = tuple[list[str], list[list[Any]]]
 
 
 def algorithms() -> Listing:
+    """The methods of the catalogue."""
     from fedlesam.algorithms import CATALOGUE, example
     from fedlesam.runs import costs
 
@@ -63,7 +64,11 @@ PLAIN = (("lr_g", 1.0), ("scale", 1.0))
 
 
 def show_rule(rule: Any) -> str:
-    """The rule and its numbers; `repr` has every field by name."""
+    """The rule and its numbers; `repr` has every field by name.
+
+    Args:
+        rule: Of any slot.
+    """
     name = type(rule).__name__
     if name in ("NoPerturbation", "NoCorrection"):
         return "-"
@@ -72,6 +77,7 @@ def show_rule(rule: Any) -> str:
 
 
 def models() -> Listing:
+    """The networks of the catalogue."""
     import inspect
 
     from fedlesam.models.catalogue import FROM_DATA, MODELS
@@ -86,12 +92,14 @@ def models() -> Listing:
 
 
 def splits() -> Listing:
+    """The schemes by which samples are divided."""
     from fedlesam.data.splits import SCHEMES
 
     return ["split", "what it is"], [list(row) for row in SCHEMES.items()]
 
 
 def data() -> Listing:
+    """The data sets of the catalogue."""
     from fedlesam.data.catalogue import NAMES
 
     return ["name", "what it is"], [list(row) for row in NAMES.items()]

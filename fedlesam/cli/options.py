@@ -33,7 +33,13 @@ Settings = Callable[[], RunConfig]
 
 
 class Grouped(click.Option):
-    """A flag that belongs to a group of the help."""
+    """A flag that belongs to a group of the help.
+
+    Args:
+        args: As `click.Option` takes them.
+        group: The heading under which the flag stands.
+        kwargs: As `click.Option` takes them.
+    """
 
     def __init__(self, *args: Any, group: str, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -41,7 +47,13 @@ class Grouped(click.Option):
 
 
 class GroupedCommand(click.Command):
-    """Help in groups, examples last where they are seen."""
+    """Help in groups, examples last where they are seen.
+
+    Args:
+        args: As `click.Command` takes them.
+        examples: Command lines for the end of the help.
+        kwargs: As `click.Command` takes them.
+    """
 
     def __init__(self, *args: Any, examples: Iterable[str] = (), **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -64,28 +76,58 @@ class GroupedCommand(click.Command):
 
 
 def grouped_command(name: str, *examples: str) -> Callable[[Callable[..., Any]], GroupedCommand]:
-    """`click.command` with help in groups."""
+    """`click.command` with help in groups.
+
+    Args:
+        name: Of the command.
+        examples: Command lines for the end of its help.
+    """
     return click.command(name, cls=GroupedCommand, examples=examples)
 
 
 def option(*names: str, group: str = OUTPUT, **keywords: Any) -> Callable[[Any], Any]:
-    """`click.option` in a group of the help."""
+    """`click.option` in a group of the help.
+
+    Args:
+        group: The heading under which the flag stands.
+        names: As `click.option` takes them.
+        keywords: As `click.option` takes them.
+    """
     return click.option(*names, cls=Grouped, group=group, **keywords)
 
 
 def folder(name: str, help: str) -> Callable[[Any], Any]:
-    """An option that names a folder for results."""
+    """An option that names a folder for results.
+
+    Args:
+        name: Of the flag.
+        help: What the folder is for.
+    """
     return option(name, type=click.Path(path_type=Path, file_okay=False), metavar="DIR", help=help)
 
 
 def file(name: str, help: str, metavar: str = "FILE", default: Path | None = None) -> Callable[[Any], Any]:
-    """An option that names a file for results."""
+    """An option that names a file for results.
+
+    Args:
+        name: Of the flag.
+        help: What the file is for.
+        metavar: What stands for the file in the help.
+        default: The file without the flag; None for none.
+    """
     kind = click.Path(path_type=Path, dir_okay=False)
     return option(name, type=kind, default=default, metavar=metavar, help=help)
 
 
 def count(name: str, group: str, help: str, default: int | None = None) -> Callable[[Any], Any]:
-    """An option that is a whole number from 1."""
+    """An option that is a whole number from 1.
+
+    Args:
+        name: Of the flag.
+        group: The heading under which it stands.
+        help: What is counted.
+        default: The number without the flag; None for none.
+    """
     shown = f"{help}  [{default}]" if default is not None else help
     return option(name, group=group, type=click.IntRange(1), default=default, metavar="N", help=shown)
 
@@ -95,7 +137,11 @@ json_option = option("--json", "as_json", is_flag=True, help="print the result a
 
 
 class Setting(click.ParamType[Value]):
-    """A setting's text, parsed by its own rule."""
+    """A setting's text, parsed by its own rule.
+
+    Args:
+        key: The setting's name.
+    """
 
     name = "text"
 
@@ -111,7 +157,11 @@ class Setting(click.ParamType[Value]):
 
 
 def names_of(key: str) -> list[str]:
-    """What a flag can be completed to."""
+    """What a flag can be completed to.
+
+    Args:
+        key: The setting's name.
+    """
     if key == "device":
         return ["auto", "cpu", "cuda"]
     if key not in NAMED:
@@ -122,7 +172,13 @@ def names_of(key: str) -> list[str]:
 
 
 def setting(key: str, known: Option, default: Value | None) -> Callable[[Any], Any]:
-    """The flag of a setting or hyper-parameter."""
+    """The flag of a setting or hyper-parameter.
+
+    Args:
+        key: The setting's name.
+        known: Its group, help and choices.
+        default: As the help shows it; None for none.
+    """
     flag, shown = key.replace("_", "-"), "" if default is None or isinstance(default, bool) else f"  [{default}]"
     if KINDS[known.kind][1] == (bool,):
         names = [f"--{flag}/--no-{flag}", *SHORTER.get(key, ())]
@@ -199,9 +255,13 @@ class Output:
     """Where results go and how much is printed."""
 
     out: Path | None
+    """The folder for results; None for one that the command chooses."""
     overwrite: bool = False
+    """Whether a run that is there is trained anew."""
     quiet: bool = False
+    """Whether nothing but errors is printed."""
     as_json: bool = False
+    """Whether results are printed as JSON."""
 
 
 output = together(
@@ -236,7 +296,13 @@ trackers = together(
 
 
 def build_config(config_file: Path | None, assignments: Iterable[str], flags: dict[str, Value | None]) -> RunConfig:
-    """File, then flags, then `--set`; what comes later wins."""
+    """File, then flags, then `--set`; what comes later wins.
+
+    Args:
+        config_file: Settings in TOML; None for none.
+        assignments: Of `--set`, each as name=value.
+        flags: By the settings' names; None for one that was not given.
+    """
     config = RunConfig()
     if config_file is not None:
         config = configs.update(config, toml_file.read(config_file))

@@ -10,7 +10,11 @@ from fedlesam.cli.options import file, folder, grouped_command, json_option, opt
 
 
 def target(text: str) -> float:
-    """`0.8` or `80%` of an accuracy, any number of another metric."""
+    """`0.8` or `80%` of an accuracy, any number of another metric.
+
+    Args:
+        text: As the user typed it.
+    """
     try:
         number = float(text.removesuffix("%").strip())
     except ValueError:

@@ -17,11 +17,21 @@ WIDTH_IN_A_PIPE = 110
 
 
 def percent(value: float | None) -> str:
+    """A share as a percentage with two decimals; a dash for None.
+
+    Args:
+        value: From 0 to 1.
+    """
     return "-" if value is None else f"{100 * value:.2f}"
 
 
 def print_scores(summary: dict[str, Any], on: str) -> None:
-    """Of one run."""
+    """Of one run.
+
+    Args:
+        summary: What summary.json holds.
+        on: `test` or `held-out`: the samples that it was evaluated on.
+    """
     found, measure = scores_of(summary, ()), summary_measure(summary)
     names = (("last round", "last"), ("mean of the last evaluations", "mean_of_last"), ("best round", "best"))
     for name, key in names:

@@ -8,7 +8,12 @@ from fedlesam.runs.evaluated import PARTS, TEST
 
 
 def print_ranking(rows: list[Row], on: str = TEST) -> None:
-    """Best first; costs beside FedAvg's, the field's unit, where it is among the methods."""
+    """Best first; costs beside FedAvg's, the field's unit, where it is among the methods.
+
+    Args:
+        rows: One for each method.
+        on: `test` or `held-out`: the samples that runs were evaluated on.
+    """
     numbers = ["last", "mean of last", "best", "backward passes", "MB sent", "seconds"]
     table, probed = [], any(row.sharpness is not None for row in rows)
     if probed:
@@ -56,7 +61,12 @@ def _print_clients(rows: list[Row]) -> None:
 
 
 def print_gains(rows: list[Row], first: str) -> None:
-    """Differences from the first method, paired by seed; nothing where there are none."""
+    """Differences from the first method, paired by seed; nothing where there are none.
+
+    Args:
+        rows: One for each method.
+        first: The name of the first method.
+    """
     shown = [
         [
             row.algorithm,

@@ -54,7 +54,11 @@ def watch_sweep(display: Display, tasks: Sequence[Task]) -> Watch:
 
 
 def print_failed(failed: dict[str, str]) -> int:
-    """Print why runs failed, by their labels; the exit code."""
+    """Print why runs failed, by their labels; the exit code.
+
+    Args:
+        failed: The reason of each, by label.
+    """
     for label, why in failed.items():
         click.echo(f"failed: {label}: {why}", err=True)
     if failed:

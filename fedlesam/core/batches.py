@@ -28,8 +28,11 @@ class Loadable(Protocol):
     """A client whose samples can be had as two tensors, loaded when it trains and dropped afterwards."""
 
     def __len__(self) -> int: ...
-    def tensors(self) -> tuple[Tensor, Tensor]: ...
-    def labels(self) -> Tensor: ...
+    def tensors(self) -> tuple[Tensor, Tensor]:
+        """All samples of the client: inputs and targets."""
+
+    def labels(self) -> Tensor:
+        """The targets alone."""
 
 
 @runtime_checkable
@@ -37,8 +40,15 @@ class Streamed(Loadable, Protocol):
     """A Loadable that can also give a batch alone, and does if it is large."""
 
     @property
-    def streams(self) -> bool: ...
-    def batch(self, chosen: Tensor | slice) -> tuple[Tensor, Tensor]: ...
+    def streams(self) -> bool:
+        """Whether batches are loaded one by one, not all samples at once."""
+
+    def batch(self, chosen: Tensor | slice) -> tuple[Tensor, Tensor]:
+        """Some samples: inputs and targets.
+
+        Args:
+            chosen: The numbers of the samples, or a slice of them.
+        """
 
 
 ClientData = tuple[Any, ...] | list[Any] | Mapping[str, Any] | Dataset[Any] | Loadable
@@ -52,7 +62,12 @@ KINDS = "a client is a pair (x, y), a dict or a nested tuple of tensors, or a ma
 
 
 def check_client(data: Any, where: str) -> int:
-    """The number of samples, or a ValueError that says which client is wrong and why."""
+    """The number of samples, or a ValueError that says which client is wrong and why.
+
+    Args:
+        data: What was given for the client.
+        where: What the client is called in the message, e.g. `client 3`.
+    """
     given = given_tensors(data)
     if given is not None:
         size = _check_tensors(given, where, alone=isinstance(data, TensorDataset))

@@ -24,6 +24,9 @@ class Buffers:
 
     `names` are those that are sent, averaged and kept. The others, of a dtype or layout that cannot be averaged, are
     the same in every process as long as nothing changes them, which `check` looks after, as after frozen parameters.
+
+    Args:
+        module: The model; its buffers are read and written in place.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -38,10 +41,16 @@ class Buffers:
         """Some belong to other layers than norms, whose ways are known."""
 
     def copy(self) -> dict[str, Tensor]:
+        """Copies of the buffers that are sent, by name."""
         return {name: self._now(name).detach().clone(memory_format=torch.contiguous_format) for name in self.names}
 
     @torch.no_grad()
     def load(self, values: Mapping[str, Tensor]) -> None:
+        """Write values into the module's buffers, in place.
+
+        Args:
+            values: By the buffers' names; the others stay as they are.
+        """
         for name, value in values.items():
             into = self._now(name)
             if into.requires_grad:  # the model has put a result of autograd in its place
@@ -57,7 +66,11 @@ class Buffers:
         return {name: self._now(name) for name in self.places}
 
     def replaced(self, held: Mapping[str, Tensor]) -> list[str]:
-        """The buffers for which the module has other tensors by now; it gets those held back."""
+        """The buffers for which the module has other tensors by now; it gets those held back.
+
+        Args:
+            held: The tensors that the module should have, by name.
+        """
         found = [name for name, (owner, key) in self.places.items() if owner._buffers[key] is not held[name]]
         for name in found:
             owner, key = self.places[name]
@@ -105,6 +118,11 @@ class Buffers:
 
 
 def frozen_changes(name: str) -> str:
+    """The message for a frozen parameter that training changes.
+
+    Args:
+        name: The parameter's.
+    """
     return (
         f"the frozen parameter {name} changes while the model trains, and frozen parameters are not sent; make it a "
         "buffer (register_buffer), and it is averaged over clients"
@@ -112,12 +130,23 @@ def frozen_changes(name: str) -> str:
 
 
 def same_entries(one: Tensor, other: Tensor) -> Tensor:
-    """Where the bits are equal: NaN is like itself."""
+    """Where the bits are equal: NaN is like itself.
+
+    Args:
+        one: A tensor.
+        other: One of the same shape and dtype, on any device.
+    """
     bits = BITS[one.element_size()]
     return one.contiguous().view(bits) == other.to(one.device).contiguous().view(bits)
 
 
 def same_bits(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors have the same shape, dtype and bits; NaN is like itself.
+
+    Args:
+        one: A tensor.
+        other: Another one.
+    """
     if (one.shape, one.dtype) != (other.shape, other.dtype):
         return False
     flat = (tensor.detach().contiguous().reshape(-1) for tensor in (one, other))

@@ -19,10 +19,15 @@ class Range(TypedDict, total=False):
     """What a number may be."""
 
     above: float
+    """It must be larger than this."""
     at_least: float
+    """It must not be smaller than this."""
     at_most: float
+    """It must not be larger than this."""
     below: float
+    """It must be smaller than this."""
     whole: bool
+    """Whether it must be a whole number."""
 
 
 def param(default: Any, **bounds: Unpack[Range]) -> Any:
@@ -71,7 +76,14 @@ def _declared(kind: Any) -> list[tuple[dataclasses.Field[Any], Any]]:
 
 
 def check_range(owner: str, name: str, value: Any, bounds: Range) -> None:
-    """A ValueError unless `value` is a finite number in its range."""
+    """A ValueError unless `value` is a finite number in its range.
+
+    Args:
+        owner: What has the setting, for the message.
+        name: The setting's.
+        value: What was given.
+        bounds: What it may be.
+    """
     if bounds.get("whole"):
         check_count(owner, name, value, int(bounds.get("at_least", 0)))
     else:
@@ -83,14 +95,26 @@ def check_range(owner: str, name: str, value: Any, bounds: Range) -> None:
 
 
 def is_number(value: object) -> bool:
-    """A finite one that a float can hold."""
+    """A finite one that a float can hold.
+
+    Args:
+        value: Anything.
+    """
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
 def check_number(
     owner: str, name: str, value: float, *, above: float | None = None, at_least: float | None = None
 ) -> None:
-    """A ValueError unless `value` is a finite number in its range."""
+    """A ValueError unless `value` is a finite number in its range.
+
+    Args:
+        owner: What has the setting, for the message.
+        name: The setting's.
+        value: What was given.
+        above: It must be larger than this; None for no such bound.
+        at_least: It must not be smaller than this; None for no such bound.
+    """
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError(f"{owner}: {name} must be a number, got {value!r}")
     bound = f"above {above:g}" if above is not None else f"at least {at_least:g}" if at_least is not None else "finite"
@@ -104,13 +128,27 @@ def check_number(
 
 
 def check_count(owner: str, name: str, value: object, at_least: int = 1) -> None:
-    """A ValueError unless `value` is a whole number from `at_least` that fits into 64 bits."""
+    """A ValueError unless `value` is a whole number from `at_least` that fits into 64 bits.
+
+    Args:
+        owner: What has the setting, for the message.
+        name: The setting's.
+        value: What was given.
+        at_least: The smallest allowed.
+    """
     if isinstance(value, bool) or not isinstance(value, Integral) or not at_least <= int(value) < 2**63:
         raise ValueError(f"{owner}: {name} must be a whole number from {at_least}, got {value!r}")
 
 
 def check_choice(owner: str, name: str, value: object, choices: tuple[str, ...]) -> None:
-    """A ValueError unless `value` is one of `choices`."""
+    """A ValueError unless `value` is one of `choices`.
+
+    Args:
+        owner: What has the setting, for the message.
+        name: The setting's.
+        value: What was given.
+        choices: All that is allowed.
+    """
     if value not in choices:
         raise ValueError(f"{owner}: {name} must be one of {', '.join(map(repr, choices))}, got {value!r}")
 
@@ -119,7 +157,14 @@ LOWER = "lower the learning rate or rho, or clip at a smaller norm"
 
 
 class NotFinite(ArithmeticError):
-    """A client's numbers have exploded; says how and whose, so that it can be dropped or the run can stop."""
+    """A client's numbers have exploded; says how and whose, so that it can be dropped or the run can stop.
+
+    Args:
+        what: What is not finite, as the message begins.
+        round: In which round, from 0.
+        client: Of which client.
+        remedy: What to do about it; by default a smaller learning rate.
+    """
 
     def __init__(self, what: str, round: int, client: int, remedy: str = LOWER) -> None:
         super().__init__(f"round {round}, client {client}: {what}; {remedy}")

@@ -48,15 +48,21 @@ class ClientRound:
     """One client's round: what is fixed for it, and the vectors that its steps change in place."""
 
     algorithm: Algorithm
+    """The method, with the numbers of this round."""
     local: LocalTraining
+    """How the client trains."""
     lr: float | Tensor
+    """The learning rate at the round's first step."""
     anchor: Tensor
+    """w, the global model that was sent."""
     steps: float | Tensor
     """E, the number of its steps."""
     client_state: State
     """The perturbation's working state."""
     server_state: State
+    """The perturbation's, as it was sent."""
     affine: AffineStep
+    """The correction of the round."""
     centre: Tensor
     """What weight decay and pull act around: e where the loop runs along u = v + e, else a zero of no size."""
     u: Tensor
@@ -64,11 +70,13 @@ class ClientRound:
     v: Tensor
     """The local model, but u itself if e is fixed for the round."""
     g: Tensor
+    """The gradient of the step under way, of the loss at v + e."""
     ascent: Tensor | None
     """The gradient that `ascend` is given and may overwrite with its result; None if it is not called."""
     first: Tensor | None
     """The gradient at v, for a rule that mixes it in."""
     momentum: Tensor | None
+    """The heavy ball, or AdamW's first moment; None without."""
     second: Tensor | None
     """AdamW's second moment; its first is `momentum`."""
     e: Tensor | None
@@ -83,13 +91,19 @@ class ClientRound:
 
 
 def settle(algorithm: Algorithm, broadcast: Broadcast, memory: Memory) -> tuple[State, AffineStep, Tensor | None]:
-    """What the rules fix for a client's round: the perturbation's state, the correction, and e if it is constant."""
+    """What the rules fix for a client's round: the perturbation's state, the correction, and e if it is constant.
+
+    Args:
+        algorithm: The method, with the numbers of this round.
+        broadcast: What the server sent.
+        memory: What the client kept from its last active round.
+    """
     rule, anchor = algorithm.perturbation, broadcast.weights
     client_state = rule.begin(anchor, memory.perturbation)
     affine = algorithm.correction.prepare(anchor, memory.correction, broadcast.correction)
     ascends = rule.gradient != "unused"
     e = None if ascends else rule.round_perturbation(anchor, client_state, broadcast.perturbation)
-    return client_state, affine, e if e is None else check_shape(e, anchor)
+    return client_state, affine, e if e is None else _check_shape(e, anchor)
 
 
 def begin(
@@ -144,7 +158,14 @@ def begin(
 
 
 def look(r: ClientRound, gradient: Gradient, number: int | Tensor, noise: Tensor | None = None) -> Tensor:
-    """Take the gradient of one step at v + e into `r.g`; the loss there."""
+    """Take the gradient of one step at v + e into `r.g`; the loss there.
+
+    Args:
+        r: The client's round.
+        gradient: Computes gradients of the step's batch.
+        number: k, the number of the step, from 0.
+        noise: Standard normal numbers for a rule that `draws`.
+    """
     rule = r.algorithm.perturbation
     lesson = Lesson(rule, rule.teacher(r.anchor, r.server_state)) if rule.teaches else None
     if rule.gradient == "current":
@@ -155,7 +176,7 @@ def look(r: ClientRound, gradient: Gradient, number: int | Tensor, noise: Tensor
         r.first.copy_(r.g)
     if r.ascent is not None:
         e = rule.ascend(r.ascent, Step(r.v, r.anchor, number, r.affine, r.client_state, r.server_state, noise))
-        r.e = check_shape(e, r.anchor)
+        r.e = _check_shape(e, r.anchor)
         r.u.copy_(r.v).add_(r.e)
     loss = gradient(r.u, r.g, final=True, lesson=lesson if rule.teaches == "descent" else None)
     if r.first is not None:
@@ -167,6 +188,10 @@ def move(r: ClientRound, number: int | Tensor) -> None:
     """v = v - lr * (gain * clip(g) + pull * v + bias + weight_decay * v), or with clip(gain * g + bias).
 
     AdamW takes gain * clip(g) + pull * v + bias for the gradient, and weight decay beside it.
+
+    Args:
+        r: The client's round; its gradient has been taken.
+        number: k, the number of the step, from 0.
     """
     (gain, pull, bias), local, g = r.affine, r.local, r.g
     lr = r.algorithm.lr_of(r.lr, number, r.steps)
@@ -188,7 +213,7 @@ def move(r: ClientRound, number: int | Tensor) -> None:
         add_scaled_(add_scaled_(g.mul_(gain), r.v, pull), r.centre, -pull)
         if bias is not None:
             g.add_(bias)
-        pull_(r, lr * local.weight_decay)
+        _pull(r, lr * local.weight_decay)
         adamw_(r.v, g, r.momentum, r.second, lr, number)
     elif r.momentum is not None:
         add_scaled_(r.momentum.mul_(local.momentum), g, gain)
@@ -198,7 +223,7 @@ def move(r: ClientRound, number: int | Tensor) -> None:
         add_scaled_(r.v, r.momentum, -lr)
     else:
         if not is_number(rate, 0):
-            pull_(r, lr * rate)
+            _pull(r, lr * rate)
         add_scaled_(r.v, g, -lr * gain)
         if bias is not None:
             add_scaled_(r.v, bias, -lr)
@@ -206,7 +231,7 @@ def move(r: ClientRound, number: int | Tensor) -> None:
         r.u.copy_(r.v)
 
 
-def pull_(r: ClientRound, share: float | Tensor) -> None:
+def _pull(r: ClientRound, share: float | Tensor) -> None:
     """Move v by a share of the way to the centre."""
     if r.mapped:
         r.v.sub_((r.v - r.centre) * share)
@@ -217,7 +242,14 @@ def pull_(r: ClientRound, share: float | Tensor) -> None:
 def finish(
     r: ClientRound, memory: Memory, broadcast: Broadcast, steps: int
 ) -> tuple[LocalResult, Memory, State, State]:
-    """The result of a client's round, what the client keeps, and what its two rules upload."""
+    """The result of a client's round, what the client keeps, and what its two rules upload.
+
+    Args:
+        r: The client's round, after its last step.
+        memory: What the client kept from its last active round.
+        broadcast: What the server sent.
+        steps: The number of steps that were made.
+    """
     rule, correction = r.algorithm.perturbation, r.algorithm.correction
     start = r.anchor if r.ascends or r.e is None else r.anchor + r.e
     mean = r.algorithm.mean_lr(cast(float, r.lr), steps)  # tensors in a map over clients
@@ -235,7 +267,9 @@ class LocalStep:
     """One local step as a probe sees it: the gradient has been taken, the weights have not moved yet."""
 
     model: FlatModel
+    """The module that the client trains."""
     round: ClientRound
+    """What is fixed for its round, and its vectors."""
     loss: Tensor
     """Of the batch, at v + e."""
 
@@ -264,6 +298,17 @@ def local_update(
     """Train one client, yielding before every step; the generator's value is the client's result.
 
     Without a task it is that of `local.loss`.
+
+    Args:
+        model: Trained in place.
+        data: The client's samples.
+        algorithm: The method.
+        local: How the client trains.
+        broadcast: What the server sent.
+        memory: What the client kept from its last active round.
+        client: Its number, from which its random numbers derive.
+        seed: Of the run.
+        task: How a batch becomes a loss; None takes that of `local.loss`.
     """
     task = local.task() if task is None else task
     mask_seed = seeds.derive(seed, "step", broadcast.round, client)
@@ -318,7 +363,12 @@ def local_update(
 
 
 def drain(steps: Generator[LocalStep, None, ClientResult], check: Callable[[], None] | None = None) -> ClientResult:
-    """Run a client to the end of its round; `check` is called at every step and may raise."""
+    """Run a client to the end of its round.
+
+    Args:
+        steps: What `local_update` returned.
+        check: Called at every step; it may raise.
+    """
     while True:
         try:
             next(steps)
@@ -338,7 +388,7 @@ def _remedy(batch: Batch, numbers: Tensor | slice) -> str:
     return LOWER
 
 
-def check_shape(e: Tensor, anchor: Tensor) -> Tensor:
+def _check_shape(e: Tensor, anchor: Tensor) -> Tensor:
     """The cheapest check that would have caught the released code's scalar perturbations (docs/errata.md, 8)."""
     if e.shape != anchor.shape:
         raise ValueError(

@@ -27,8 +27,11 @@ class Piece(NamedTuple):
     """Some samples of one client, in a row."""
 
     client: int
+    """Its number."""
     start: int
+    """The first of its samples."""
     end: int
+    """The one after the last."""
 
 
 @dataclass(frozen=True)
@@ -38,9 +41,11 @@ class ClientScore:
     number: tuple[int, int]
     """The batch, and the part of it where its clients had to be scored one by one: their order."""
     clients: list[int]
+    """Those that have samples in the batch."""
     sizes: list[int]
     """Samples of each of them in this batch."""
     loss: float
+    """Mean over the samples of the batch."""
     sums: dict[str, Tensor] = field(default_factory=dict)
     """Of metrics that add up: a row for each of the clients, in double precision."""
     kept: dict[str, Tensor] = field(default_factory=dict)

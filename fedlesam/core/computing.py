@@ -65,5 +65,9 @@ def return_freed_memory() -> None:
 
 
 def own_device(kind: str) -> torch.device:
-    """The device of a kind in a process that was started for it: it sees one GPU."""
+    """The device of a kind in a process that was started for it: it sees one GPU.
+
+    Args:
+        kind: cpu or cuda.
+    """
     return torch.device("cuda", 0) if kind == "cuda" else torch.device(kind)

@@ -11,7 +11,11 @@ MOST = 10_000
 
 
 def check_clients(clients: Any) -> None:
-    """A ValueError for what is no sequence of clients."""
+    """A ValueError for what is no sequence of clients.
+
+    Args:
+        clients: What was given.
+    """
     if isinstance(clients, Mapping):
         raise ValueError("clients must be a list, an entry for each, got a dict; use list(clients.values())")
     if not (hasattr(clients, "__len__") and hasattr(clients, "__getitem__")):
@@ -21,7 +25,11 @@ def check_clients(clients: Any) -> None:
 
 
 def is_checked_whole(clients: Sequence[ClientData | None]) -> bool:
-    """Whether all clients are looked at before the first round; another sequence than a list may make its items."""
+    """Whether all clients are looked at before the first round; another sequence than a list may make its items.
+
+    Args:
+        clients: The data of all clients, or their test data.
+    """
     return isinstance(clients, list | tuple) and len(clients) <= MOST
 
 
@@ -59,5 +67,10 @@ class DrawnClients(Sequence[ClientData]):
 
 
 def known_size(clients: Sequence[ClientData], client: int) -> int | None:
-    """The number of samples of a client; None where that is known only once it has been drawn."""
+    """The number of samples of a client; None where that is known only once it has been drawn.
+
+    Args:
+        clients: The data of all clients.
+        client: The number of one.
+    """
     return clients.sizes.get(client) if isinstance(clients, DrawnClients) else size_of(clients[client])

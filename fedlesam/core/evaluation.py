@@ -25,6 +25,7 @@ class Evaluation:
     """Loss and metrics of a model on test data."""
 
     loss: float
+    """Mean over all test samples."""
     metrics: dict[str, float] = field(default_factory=dict)
     """In the task's order; without accuracy where the targets are not class numbers."""
     by_class: Tensor | None = None
@@ -43,8 +44,11 @@ class BatchScore:
     """The result on one batch of the test set. Several processes can score batches; they are added in their order."""
 
     number: int
+    """The place of the batch in the test data, from 0."""
     size: int
+    """Its samples."""
     loss: float
+    """Mean over them."""
     sums: dict[str, Any] = field(default_factory=dict)
     """Of metrics that add up over batches: numbers in lists."""
     kept: dict[str, Tensor] = field(default_factory=dict)
@@ -166,6 +170,7 @@ class PerClient:
     """A metric over clients: on their own test samples, or the test accuracy on each client's mixture of classes."""
 
     mean: float
+    """Over the clients of which it is known, each with the same weight."""
     worst_tenth: float
     """Mean over the tenth of the clients where it is worst, at least one client."""
     spread: float
@@ -237,7 +242,13 @@ def mixture(labels: Tensor, classes: int) -> Tensor:
 
 
 def mixtures(clients: Sequence[ClientData], task: Task, classes: int) -> Tensor:
-    """The mixture of classes of every client, for `per_client`; a ValueError where it is not known."""
+    """The mixture of classes of every client, for `per_client`; a ValueError where it is not known.
+
+    Args:
+        clients: Their data.
+        task: Says what the targets of a batch are.
+        classes: The number of the model's outputs.
+    """
     if not isinstance(clients, list | tuple):
         raise ValueError(
             f"per_client needs the classes of all {len(clients):,} clients, and a {type(clients).__name__} makes "

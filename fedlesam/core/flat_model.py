@@ -31,7 +31,9 @@ class ForwardPass(NamedTuple):
     """A batch, seen by a model: its loss, with a graph where gradients are on."""
 
     task: Task
+    """Made the loss."""
     loss: Tensor
+    """Of the batch; one number."""
     returned: list[Any]
     """What the model returned, each time the task's loss called it."""
     told: Any = None
@@ -44,7 +46,14 @@ class ForwardPass(NamedTuple):
 
 
 class CalledModel:
-    """A module as a task's loss sees it: a call is remembered, in the precision and layout of the run."""
+    """A module as a task's loss sees it: a call is remembered, in the precision and layout of the run.
+
+    Args:
+        module: The model.
+        call: What is called in its place, e.g. the compiled module; None calls the module.
+        cast: The precision of its passes; None for that of its weights.
+        channels_last: Whether pictures are given to it with the channels last in memory.
+    """
 
     def __init__(
         self,
@@ -73,7 +82,12 @@ class CalledModel:
         return getattr(self.module, name)
 
     def run(self, task: Task, batch: Batch) -> ForwardPass:
-        """The loss of a batch at the module's weights, and what the module returned for it."""
+        """The loss of a batch at the module's weights, and what the module returned for it.
+
+        Args:
+            task: How the batch becomes a loss.
+            batch: On the module's device.
+        """
         self.returned, self.running = [], False
         value = task.loss(self, batch)
         returned, self.returned = self.returned, []
@@ -102,6 +116,12 @@ class FlatModel:
     """Takes a module over: its trainable parameters become views into the one vector `weights`.
 
     Frozen parameters are left alone. Gradients are views into one vector too, which never moves.
+
+    Args:
+        module: The model; it belongs to this object from now on.
+        precision: Of forward and backward passes; weights stay in their own.
+        compile: Whether passes are compiled by torch.compile.
+        graphs: Whether passes on a GPU are recorded as CUDA graphs.
     """
 
     def __init__(
@@ -159,6 +179,7 @@ class FlatModel:
 
     @property
     def device(self) -> torch.device:
+        """Where the weights are."""
         return self.weights.device
 
     @property
@@ -177,12 +198,20 @@ class FlatModel:
         return [shape.numel() for shape in self.shapes]
 
     def views(self, flat: Tensor) -> list[Tensor]:
-        """`flat` cut into the parameters' shapes, without copying."""
+        """`flat` cut into the parameters' shapes, without copying.
+
+        Args:
+            flat: A vector as long as `weights`.
+        """
         pieces = torch.split(flat, self.sizes)
         return [piece.view(shape) for piece, shape in zip(pieces, self.shapes, strict=True)]
 
     def scratch(self, name: str) -> Tensor:
-        """A model-sized vector with arbitrary content, allocated once and reused by every client and step."""
+        """A model-sized vector with arbitrary content, allocated once and reused by every client and step.
+
+        Args:
+            name: The same name gives the same vector again.
+        """
         if name not in self._scratch:
             self._scratch[name] = torch.empty_like(self.weights)
         return self._scratch[name]
@@ -192,37 +221,74 @@ class FlatModel:
         return self.state.copy()
 
     def load(self, weights: Tensor, buffers: Mapping[str, Tensor]) -> None:
+        """Set the weights and the buffers, in place.
+
+        Args:
+            weights: Flat.
+            buffers: By name; the others stay as they are.
+        """
         self.weights.copy_(weights)
         self.load_buffers(buffers)
 
     def load_buffers(self, buffers: Mapping[str, Tensor]) -> None:
+        """Set the buffers, in place.
+
+        Args:
+            buffers: By name; the others stay as they are.
+        """
         self.state.load(buffers)
 
     def forward(self, *inputs: Any) -> Any:
-        """What the module returns, in the precision and layout of the run."""
+        """What the module returns, in the precision and layout of the run.
+
+        Args:
+            inputs: The module's arguments.
+        """
         self._round()
         found = self.called(*inputs)
         self.called.returned.clear()
         return found
 
     def step(self, task: Task, batch: Batch) -> ForwardPass:
-        """The loss of a batch and the model's outputs, at the current weights."""
+        """The loss of a batch and the model's outputs, at the current weights.
+
+        Args:
+            task: How the batch becomes a loss.
+            batch: On the model's device.
+        """
         self._round()
         return self.called.run(task, batch)
 
     def step_at(self, weights: Tensor, task: Task, batch: Batch) -> ForwardPass:
-        """As `step`, at other weights, flat; a pure function of them, so it can be differentiated and mapped."""
+        """As `step`, at other weights, flat; a pure function of them, so it can be differentiated and mapped.
+
+        Args:
+            weights: Where the loss is taken.
+            task: How the batch becomes a loss.
+            batch: On the model's device.
+        """
         views = self.views(weights) if self.half is None else self.half.rounded(self.views(weights))
         pieces = {f"module.{name}": piece for name, piece in zip(self.names, views, strict=True)}
         found: ForwardPass = functional_call(self._elsewhere, pieces, (task, batch))
         return found
 
     def backward(self, task: Task, batch: Batch, out: Tensor) -> Tensor:
-        """One forward and backward pass at the current weights: the gradient goes into `out`, the loss is returned."""
+        """One forward and backward pass at the current weights: the gradient goes into `out`, the loss is returned.
+
+        Args:
+            task: How the batch becomes a loss.
+            batch: On the model's device.
+            out: The vector for the gradient; it is overwritten.
+        """
         return self.backward_of(self.step(task, batch).loss, out)
 
     def backward_of(self, value: Tensor, out: Tensor) -> Tensor:
-        """The backward pass of a loss that was taken at the current weights; its gradient goes into `out`."""
+        """The backward pass of a loss that was taken at the current weights; its gradient goes into `out`.
+
+        Args:
+            value: The loss, with its graph.
+            out: The vector for the gradient; it is overwritten.
+        """
         if self._gradient is not out:
             self._gradient, self._grads = out, self.views(out)
         for parameter, view in zip(self.parameters, self._grads, strict=True):

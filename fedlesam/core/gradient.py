@@ -14,7 +14,13 @@ from fedlesam.core.task import Task
 
 
 class BatchGradient:
-    """The gradient of one batch after the other, by autograd on the module itself."""
+    """The gradient of one batch after the other, by autograd on the module itself.
+
+    Args:
+        model: Differentiated.
+        task: How a batch becomes a loss.
+        received: The buffers that the server sent, with which a teacher looks.
+    """
 
     batch: tuple[Batch, int]
     """The batch, and the seed of what layers draw: both passes of a step see the same mask."""
@@ -56,7 +62,11 @@ class BatchGradient:
         return loss
 
     def taught(self, teacher: Tensor) -> Tensor:
-        """The teacher's logits: the same batch and mask, the buffers that were received, and no trace of the pass."""
+        """The teacher's logits: the same batch and mask, the buffers that were received, and no trace of the pass.
+
+        Args:
+            teacher: Its weights, flat.
+        """
         batch, weights, buffers = self.batch[0], self.model.weights, self.model.buffers()
         student = self.model.scratch("student").copy_(weights)
         self.model.load(teacher, self.received)

@@ -36,16 +36,28 @@ class Recorder(Protocol):
     """Records what a device is told to do."""
 
     def rehearse(self, work: Callable[[], Tensor]) -> Tensor:
-        """Do the work as it will be recorded."""
+        """Do the work as it will be recorded.
+
+        Args:
+            work: A pass; it returns its loss.
+        """
         ...
 
     def record(self, work: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
-        """Record the work without doing it: what does it, and where its result will be."""
+        """Record the work without doing it: what does it, and where its result will be.
+
+        Args:
+            work: A pass; it returns its loss.
+        """
         ...
 
 
-class CudaRecorder:
-    """Records on a stream of its own. All graphs share one pool of memory: nothing in it is needed after a replay."""
+class CudaRecorder(Recorder):
+    """Records on a stream of its own. All graphs share one pool of memory: nothing in it is needed after a replay.
+
+    Args:
+        device: A CUDA device.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -72,7 +84,11 @@ class CudaRecorder:
 
 
 class Watched(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """What a pass does, operation by operation, and why a graph could not repeat it."""
+    """What a pass does, operation by operation, and why a graph could not repeat it.
+
+    Args:
+        device: Operations elsewhere cannot be part of its graph.
+    """
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

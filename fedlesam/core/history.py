@@ -44,13 +44,21 @@ class Overview:
     """A federation for readers: a line, and in a notebook a table."""
 
     name: str | None
+    """The method's name in the catalogue; None for one that was given as an Algorithm."""
     algorithm: str
+    """Its `repr`."""
     clients: int
+    """How many there are."""
     active: int
+    """How many of them a round has."""
     parameters: int
+    """The trainable ones of the model."""
     round: int
+    """Rounds done."""
     local: str
+    """The `repr` of the settings of local training."""
     history: History
+    """The records of the rounds."""
 
     def __repr__(self) -> str:
         last = next((r for r in reversed(self.history) if r.test_loss is not None), None)

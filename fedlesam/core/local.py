@@ -34,7 +34,9 @@ class LocalTraining:
     steps: int | None = param(None, at_least=1, whole=True)
     """Local steps instead of epochs, the same for every client."""
     batch_size: int = param(50, **RANGES["batch_size"])
+    """Samples of a step; the last batch of an epoch may be smaller."""
     weight_decay: float = param(1e-3, at_least=0)
+    """A factor of v that is added to the gradient; AdamW applies it beside the gradient."""
     clip: float | None = param(10.0, above=0)
     """The largest gradient norm of a step; None never clips."""
     clip_scope: ClipScope = "loss"

@@ -15,11 +15,15 @@ class Broadcast:
     """What the server sends to every active client of a round."""
 
     round: int
+    """From 0."""
     weights: Tensor
     """The anchor w."""
     buffers: Mapping[str, Tensor]
+    """Of the global model, by name."""
     perturbation: State
+    """What the perturbation's rule broadcasts."""
     correction: State
+    """What the correction broadcasts."""
 
     @property
     def nbytes(self) -> int:
@@ -48,7 +52,9 @@ class Memory:
     """What a client keeps between its active rounds. Never changed in place; clients may share vectors."""
 
     perturbation: State = field(default_factory=dict)
+    """What the perturbation's rule keeps with the client."""
     correction: State = field(default_factory=dict)
+    """What the correction keeps with the client."""
 
     def flatten(self) -> State:
         """Its tensors as one flat dict."""
@@ -86,14 +92,21 @@ class ClientResult:
     """What a client sends back, and what it keeps."""
 
     client: int
+    """Its number."""
     examples: int
+    """Its samples."""
     result: LocalResult
+    """Its update, steps and learning rate."""
     loss: float
     """Mean over its steps."""
     perturbation: State
+    """What the perturbation's rule uploads."""
     correction: State
+    """What the correction uploads."""
     buffers: Mapping[str, Tensor]
+    """Of its model after its last step."""
     memory: Memory
+    """What it keeps; not sent."""
 
     @property
     def nbytes(self) -> int:

@@ -1,4 +1,9 @@
-"""What is measured on test data: functions of (outputs, targets), and those that need no outputs of the past."""
+"""What is measured on test data: functions of (outputs, targets), and those that need no outputs of the past.
+
+Arguments of the functions:
+    outputs: of the model, a row for each sample.
+    targets: what they should be, a row for each sample.
+"""
 
 import math
 from collections.abc import Callable
@@ -39,7 +44,13 @@ class Metric:
         check_choice("Metric", "better", self.better, get_args(Better))
 
     def of(self, name: str, outputs: Any, targets: Any) -> float:
-        """The number for a whole test set."""
+        """The number for a whole test set.
+
+        Args:
+            name: The metric's, for messages.
+            outputs: Of the whole test set.
+            targets: Of the whole test set.
+        """
         try:
             if hasattr(self.f, "update") and hasattr(self.f, "compute"):  # torchmetrics: it keeps what it has seen
                 self.f.reset()  # type: ignore[attr-defined]
@@ -52,7 +63,13 @@ class Metric:
         return one_float(name, value)
 
     def term(self, name: str, outputs: Any, targets: Any) -> Tensor | None:
-        """What a batch adds to the sum; None where it cannot be measured."""
+        """What a batch adds to the sum; None where it cannot be measured.
+
+        Args:
+            name: The metric's, for messages.
+            outputs: Of one batch.
+            targets: Of the same batch.
+        """
         try:
             found = self.f(outputs, targets)
         except Exception as error:
@@ -62,7 +79,12 @@ class Metric:
         raise ValueError(f"the metric {name} has `finish`, so f must return a tensor, got {found!r}")
 
     def of_sum(self, name: str, total: Tensor) -> float:
-        """The number of the sum over all batches."""
+        """The number of the sum over all batches.
+
+        Args:
+            name: The metric's, for messages.
+            total: The sum of what the batches added.
+        """
         assert self.finish is not None
         try:
             value = self.finish(total)
@@ -86,7 +108,12 @@ def _raised(name: str, error: Exception, outputs: Any, targets: Any) -> str:
 
 
 def one_float(name: str, value: Any) -> float:
-    """What a metric returned, refused if it is not one number."""
+    """What a metric returned, refused if it is not one number.
+
+    Args:
+        name: The metric's, for the message.
+        value: What it returned.
+    """
     try:
         return float(value)
     except (TypeError, ValueError, RuntimeError):
@@ -172,23 +199,39 @@ mae = Metric(_distances, "smaller", finish=_share)
 
 
 def perplexity(ignore: int = -100) -> Metric:
-    """exp of the mean cross-entropy of a token."""
+    """exp of the mean cross-entropy of a token.
+
+    Args:
+        ignore: Targets that do not count.
+    """
     return Metric(_token_scores(ignore), "smaller", finish=_exp)
 
 
 def token_accuracy(ignore: int = -100) -> Metric:
-    """The share of tokens, or of pixels, that are right; the last axis of the outputs is the vocabulary."""
+    """The share of tokens, or of pixels, that are right; the last axis of the outputs is the vocabulary.
+
+    Args:
+        ignore: Targets that do not count.
+    """
     return Metric(_token_hits(ignore), finish=_share)
 
 
 def pixel_accuracy(ignore: int = 255) -> Metric:
-    """The share of pixels that are right; the second axis of the outputs is the classes."""
+    """The share of pixels that are right; the second axis of the outputs is the classes.
+
+    Args:
+        ignore: Targets that do not count.
+    """
     count = _token_hits(ignore)
     return Metric(lambda outputs, targets: count(outputs.movedim(1, -1), targets), finish=_share)
 
 
 def mean_iou(ignore: int = 255) -> Metric:
-    """Intersection over union, the mean over the classes that occur."""
+    """Intersection over union, the mean over the classes that occur.
+
+    Args:
+        ignore: Targets that do not count.
+    """
     return Metric(_overlaps(ignore), finish=_mean_overlap)
 
 

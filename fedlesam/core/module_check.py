@@ -11,7 +11,11 @@ from fedlesam.core.buffers import Buffers, Unsupported, frozen_changes, same_bit
 
 
 def check_module(module: nn.Module) -> None:
-    """Refuse by name what is known without running the model."""
+    """Refuse by name what is known without running the model.
+
+    Args:
+        module: What was given as the model.
+    """
     if not isinstance(module, nn.Module):
         raise Unsupported(f"the model must be an nn.Module, got {module!r}")
     for name, tensor in _named(module):
@@ -45,7 +49,11 @@ def check_module(module: nn.Module) -> None:
 
 
 def copied(module: nn.Module) -> nn.Module:
-    """A copy, or an error that names what PyTorch does not copy: a tensor that was computed from parameters."""
+    """A copy, or an error that names what PyTorch does not copy: a tensor that was computed from parameters.
+
+    Args:
+        module: The model; it is not changed.
+    """
     try:
         return copy.deepcopy(module)
     except RuntimeError as error:
@@ -89,7 +97,11 @@ def _named(module: nn.Module) -> list[tuple[str, Tensor]]:
 
 
 def one_number(loss: object) -> Tensor:
-    """The loss of a batch, refused if it is not one number."""
+    """The loss of a batch, refused if it is not one number.
+
+    Args:
+        loss: What a task's loss returned.
+    """
     if isinstance(loss, Tensor) and loss.numel() == 1:
         return loss.reshape(())
     told = f"has the shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"is a {type(loss).__name__}"

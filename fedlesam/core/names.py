@@ -9,7 +9,13 @@ from typing import Any
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> ValueError:
-    """The error for a name that is not there, with the nearest that is."""
+    """The error for a name that is not there, with the nearest that is.
+
+    Args:
+        kind: What the name should be of, e.g. `algorithm`.
+        name: As the user typed it.
+        known: All names that there are.
+    """
     names = list(known)
     stems = {known.partition(":")[0].lower(): known for known in reversed(names)}
     close = difflib.get_close_matches(name.partition(":")[0].lower(), stems, n=1, cutoff=0.5)
@@ -18,13 +24,22 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> ValueError:
 
 
 def is_path(text: str) -> bool:
-    """Whether it reads as `module:name`."""
+    """Whether it reads as `module:name`.
+
+    Args:
+        text: As the user typed it.
+    """
     module, colon, name = text.partition(":")
     return bool(colon) and name.isidentifier() and all(part.isidentifier() for part in module.split("."))
 
 
 def imported(kind: str, path: str) -> Any:
-    """The object behind `module:name`; modules of the current folder count."""
+    """The object behind `module:name`; modules of the current folder count.
+
+    Args:
+        kind: What it should be, for the message, e.g. `algorithm`.
+        path: As `module:name`.
+    """
     if not is_path(path):
         raise ValueError(f"{kind} {path!r}: expected module:name")
     module_name, _, attribute = path.partition(":")
@@ -43,10 +58,18 @@ def imported(kind: str, path: str) -> Any:
 
 
 def one_line(text: str) -> str:
-    """For a message that repeats what a file says, which may be anything."""
+    """For a message that repeats what a file says, which may be anything.
+
+    Args:
+        text: Any text; what would break a line of a terminal is replaced.
+    """
     return "".join(letter if letter.isprintable() else " " for letter in text)
 
 
 def file_name(text: str) -> str:
-    """`text` with what a file system may not like replaced."""
+    """`text` with what a file system may not like replaced.
+
+    Args:
+        text: Any name.
+    """
     return "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in text)

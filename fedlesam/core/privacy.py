@@ -38,7 +38,11 @@ class Privacy:
         check_params(self)
 
     def check_buffers(self, changed: Sequence[str]) -> None:
-        """A ValueError for a model whose buffers change in training."""
+        """A ValueError for a model whose buffers change in training.
+
+        Args:
+            changed: The names of the buffers that training changes.
+        """
         if changed:
             raise ValueError(
                 f"privacy: the buffers {', '.join(changed)} change in training and would be sent without noise; use a "
@@ -46,17 +50,35 @@ class Privacy:
             )
 
     def clipped(self, update: Tensor) -> Tensor:
-        """The update, scaled down to the norm `clip`; in place."""
+        """The update, scaled down to the norm `clip`; in place.
+
+        Args:
+            update: Of a client; overwritten.
+        """
         return update.mul_((self.clip / update.norm().clamp(min=1e-30)).clamp(max=1.0))
 
     def noisy(self, mean: Tensor, answered: int, asked: int, seed: int, round: int) -> Tensor:
-        """The mean over those asked, with noise, from the mean over those that answered."""
+        """The mean over those asked, with noise, from the mean over those that answered.
+
+        Args:
+            mean: Over the updates that arrived.
+            answered: The clients that answered.
+            asked: The clients that were drawn.
+            seed: Of the run; the noise derives from it.
+            round: From 0.
+        """
         draw = seeds.generator(seed, "privacy", round)
         noise = torch.randn(mean.shape, generator=draw, dtype=mean.dtype).to(mean.device)
         return (mean * (answered / asked)).add_(noise, alpha=self.noise * self.clip / asked)
 
     def epsilon(self, clients: int, asked: int, rounds: int) -> float | None:
-        """What so many rounds have cost, each with `asked` of `clients` drawn without replacement; None: not known."""
+        """What so many rounds have cost, each with `asked` of `clients` drawn without replacement; None: not known.
+
+        Args:
+            clients: All there are.
+            asked: Drawn in every round.
+            rounds: Done.
+        """
         delta = self.delta or 1 / clients
         return _epsilon(self.noise, clients, asked, rounds, delta) if self.noise else None
 

@@ -18,16 +18,23 @@ class Record:
     round: int
     """From 0, as t in the learning rate lr * decay ** t."""
     active: list[int]
+    """The clients that were asked, in their order."""
     train_loss: float
     """Mean over the clients that answered of the mean over their local steps; NaN if nobody did."""
     test_loss: float | None
+    """Of the new global model; None where it was not evaluated."""
     test_accuracy: float | None
+    """The same for the accuracy; None also where the task has none."""
     lr: float
+    """The local learning rate at the start of the round."""
     seconds: float
     """Training and aggregation; evaluation is not counted."""
     backward_passes: int
+    """Of all clients together."""
     bytes_down: int
+    """What the server sent to all active clients."""
     bytes_up: int
+    """What the clients that answered sent."""
     divergence: float
     """Mean over the clients that answered of norm(v_i - w_next) ** 2; NaN if nobody did."""
     per_client: PerClient | None = None

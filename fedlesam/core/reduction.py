@@ -25,12 +25,17 @@ class ResultSummary:
     """The small values of one client's result."""
 
     weight: int
+    """Of the client in the mean: 1, or its samples."""
     loss: float
+    """Mean over its steps."""
     steps: int
+    """E_i, those it took."""
     lr: float
+    """The mean of its steps' learning rates."""
     square: float
     """norm(d_i) ** 2"""
     buffers: Mapping[str, Tensor]
+    """Of its model after its last step."""
 
 
 @dataclass
@@ -55,7 +60,9 @@ class Reduction:
     max_norm: float | None = None
     buffers: Mapping[str, Tensor] = field(default_factory=dict)
     sums: dict[str, ExactSum] = field(default_factory=dict, init=False)
+    """The weighted sums of the results' vectors, by name."""
     summaries: dict[int, ResultSummary] = field(default_factory=dict, init=False)
+    """By client, what is not a sum."""
 
     def add(self, answer: ClientResult) -> None:
         """Add a client's result.

@@ -11,7 +11,12 @@ Sampling = Callable[[int, np.random.Generator, int, int], Sequence[int]]
 
 
 def count_active(active: int | float, clients: int) -> int:
-    """How many clients a round has: an int is a count, a float a share of them."""
+    """How many clients a round has: an int is a count, a float a share of them.
+
+    Args:
+        active: A count (int) or a share (float) of the clients.
+        clients: All there are.
+    """
     if isinstance(active, bool) or not isinstance(active, int | float | np.integer | np.floating):
         raise ValueError(f"active must be a count (int) or a share (float), got {active!r}")
     if isinstance(active, int | np.integer):
@@ -24,7 +29,15 @@ def count_active(active: int | float, clients: int) -> int:
 
 
 def draw(seed: int, round: int, clients: int, active: int, sampling: Sampling | None) -> list[int]:
-    """The active clients of a round: by a function of one's own, or uniform without replacement."""
+    """The active clients of a round: by a function of one's own, or uniform without replacement.
+
+    Args:
+        seed: Of the run.
+        round: From 0.
+        clients: All there are.
+        active: How many are drawn.
+        sampling: A function of (round, rng, clients, active); None draws uniformly.
+    """
     rng = np.random.default_rng(seeds.derive(seed, "participation", round))
     if sampling is None:
         return sorted(int(i) for i in rng.choice(clients, active, replace=False))
@@ -35,7 +48,12 @@ def draw(seed: int, round: int, clients: int, active: int, sampling: Sampling | 
 
 
 def check_active(active: Sequence[int], clients: int) -> list[int]:
-    """The numbers of clients in their order; a ValueError if one is none, or is there twice."""
+    """The numbers of clients in their order; a ValueError if one is none, or is there twice.
+
+    Args:
+        active: The numbers that were given.
+        clients: All there are.
+    """
     for i in active:
         if isinstance(i, bool) or not isinstance(i, int | np.integer):
             raise ValueError(f"active must list client numbers, e.g. [0, 3], got {i!r} in {list(active)}")

@@ -18,6 +18,9 @@ def separate(module: nn.Module) -> None:
     """Give tensors memory of their own where safetensors would refuse the module: of parts none of which is all.
 
     What is tied stays tied.
+
+    Args:
+        module: Changed in place; its values stay.
     """
     sharing: dict[tuple[torch.device, int], dict[int, Tensor]] = defaultdict(dict)
     for tensor in [*module.parameters(), *module.buffers()]:
@@ -30,7 +33,11 @@ def separate(module: nn.Module) -> None:
 
 
 def check_savable(module: nn.Module) -> None:
-    """Refuse a model whose file could not be written, before it is trained."""
+    """Refuse a model whose file could not be written, before it is trained.
+
+    Args:
+        module: The model.
+    """
     for name, value in module.state_dict().items():
         if not isinstance(value, Tensor):
             raise ValueError(

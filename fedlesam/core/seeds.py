@@ -16,7 +16,13 @@ Purpose = Literal["participation", "batches", "step", "epochs", "split", "model"
 
 
 def derive(seed: int, purpose: Purpose, *where: int) -> int:
-    """A 63-bit seed for one purpose at one place, e.g. `derive(seed, "batches", round, client)`."""
+    """A 63-bit seed for one purpose at one place, e.g. `derive(seed, "batches", round, client)`.
+
+    Args:
+        seed: Of the run.
+        purpose: What the random numbers are for.
+        where: Numbers that say where, such as the round and the client.
+    """
     words = np.random.SeedSequence([seed, PURPOSES[purpose], *where]).generate_state(1, np.uint64)
     return int(words[0] >> np.uint64(1))
 
@@ -61,7 +67,14 @@ def _folded(value: _Words) -> _Words:
 
 
 def generator(seed: int, purpose: Purpose, *where: int, device: torch.device | None = None) -> torch.Generator:
-    """A generator for one purpose at one place; on a GPU it draws there."""
+    """A generator for one purpose at one place; on a GPU it draws there.
+
+    Args:
+        seed: Of the run.
+        purpose: What the random numbers are for.
+        where: Numbers that say where, such as the round and the client.
+        device: Where it draws; None is the CPU.
+    """
     on = device if device is not None and device.type == "cuda" else torch.device("cpu")
     return torch.Generator(on).manual_seed(derive(seed, purpose, *where))
 
@@ -71,6 +84,10 @@ def reseed_torch(seed: int, device: torch.device) -> None:
 
     Only the CPU's and this device's: `torch.manual_seed` looks at every backend there is and takes a hundred times as
     long.
+
+    Args:
+        seed: For PyTorch's global generators.
+        device: Where the model is.
     """
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
@@ -78,18 +95,31 @@ def reseed_torch(seed: int, device: torch.device) -> None:
 
 
 def cuda_generator(device: torch.device) -> torch.Generator:
-    """The one that layers on a GPU draw from."""
+    """The one that layers on a GPU draw from.
+
+    Args:
+        device: A CUDA device.
+    """
     return torch.cuda.default_generators[torch.cuda.current_device() if device.index is None else device.index]
 
 
 def state(device: torch.device) -> tuple[bytes, int]:
-    """Of the generators that layers draw from: another one after every draw."""
+    """Of the generators that layers draw from: another one after every draw.
+
+    Args:
+        device: Where the model is.
+    """
     cpu = torch.default_generator.get_state().numpy().tobytes()
     return cpu, cuda_generator(device).get_offset() if device.type == "cuda" else 0
 
 
 def reseed_everything(seed: int, device: torch.device) -> None:
-    """Also Python's and NumPy's global generators, which a user's Dataset may draw from."""
+    """Also Python's and NumPy's global generators, which a user's Dataset may draw from.
+
+    Args:
+        seed: For all of them.
+        device: Where the model is.
+    """
     random.seed(seed)
     np.random.seed(seed % 2**32)  # noqa: NPY002 - the legacy generator is the one users' transforms draw from
     reseed_torch(seed, device)
@@ -97,7 +127,11 @@ def reseed_everything(seed: int, device: torch.device) -> None:
 
 @contextlib.contextmanager
 def preserve_rng(device: torch.device) -> Iterator[None]:
-    """Give the caller's global generators back as they were."""
+    """Give the caller's global generators back as they were.
+
+    Args:
+        device: Where the model is.
+    """
     python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
     try:
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):

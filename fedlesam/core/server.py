@@ -18,19 +18,36 @@ class ServerState:
     """All the server knows after `round` rounds. A new one is made every round; nothing is changed in place."""
 
     round: int
+    """Rounds done."""
     weights: Tensor
+    """w, the global model, flat."""
     buffers: Mapping[str, Tensor]
+    """Of the global model, by name."""
     perturbation: State
+    """What the perturbation's rule keeps at the server."""
     correction: State
+    """What the correction keeps at the server."""
     server: State
+    """What the server rule keeps."""
 
     @classmethod
     def initial(cls, algorithm: Algorithm, weights: Tensor, buffers: Mapping[str, Tensor]) -> "ServerState":
+        """Before the first round.
+
+        Args:
+            algorithm: The method.
+            weights: Of the first global model, flat.
+            buffers: Of the first global model, by name.
+        """
         slots = (rule.initial(weights) for rule in (algorithm.perturbation, algorithm.correction, algorithm.server))
         return cls(0, weights, buffers, *slots)
 
     def sent(self, algorithm: Algorithm) -> Broadcast:
-        """What the active clients of the next round are sent: the model that they start from, which may not be w."""
+        """What the active clients of the next round are sent: the model that they start from, which may not be w.
+
+        Args:
+            algorithm: The method, whose server rule may shift the start.
+        """
         start = algorithm.server.at(self.round).start(self.server, self.weights)
         return dataclasses.replace(self.broadcast(), weights=start)
 
@@ -44,7 +61,12 @@ class ServerState:
 
     @classmethod
     def unflatten(cls, round: int, tensors: Mapping[str, Tensor]) -> "ServerState":
-        """The state after `round` rounds from what `flatten` returned."""
+        """The state after `round` rounds from what `flatten` returned.
+
+        Args:
+            round: Rounds done.
+            tensors: The flat dict.
+        """
         slots = dict(tensors)
         return cls(round, slots.pop("weights"), **unflatten(slots, "buffers", "perturbation", "correction", "server"))
 
@@ -55,6 +77,14 @@ def server_step(
     """The next global model and state, from the answers of K of `clients` clients; without answers all stays.
 
     `asked` is the number of clients that were drawn, and `seed` that of the run, for the noise of privacy.
+
+    Args:
+        algorithm: The method.
+        state: Before the round.
+        reduction: The answers, summed.
+        clients: N, all clients.
+        asked: The clients that were drawn, for the noise of privacy.
+        seed: Of the run, for the same.
     """
     if not reduction.summaries:
         return dataclasses.replace(state, round=state.round + 1)

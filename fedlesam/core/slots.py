@@ -16,15 +16,16 @@ from fedlesam.core.privacy import Privacy
 from fedlesam.core.vectors import is_number
 
 State = dict[str, Tensor]
-"""Named vectors of one slot, or single numbers as 0-d tensors: a client's state stays with it, the server's is
-broadcast, an upload is sent back."""
+"""Named vectors of a slot, or numbers as 0-d tensors: a client's stays with it, the server's and an upload are sent."""
 
 
 class TensorSpec(NamedTuple):
     """One trainable tensor of the model: a stretch of the flat vector."""
 
     name: str
+    """As in `named_parameters`."""
     shape: torch.Size
+    """Of the parameter."""
 
 
 class AffineStep(NamedTuple):
@@ -33,7 +34,9 @@ class AffineStep(NamedTuple):
     gain: float | Tensor = 1.0
     """A number, or a 0-d tensor where it is computed."""
     pull: float = 0.0
+    """A factor of v."""
     bias: Tensor | None = None
+    """A vector of the model's size; None for zero."""
 
 
 class Step(NamedTuple):
@@ -50,6 +53,7 @@ class Step(NamedTuple):
     client_state: State
     """What `Perturbation.begin` returned; an ascent may change it in place."""
     server_state: State
+    """What this slot keeps at the server, as it was sent."""
     noise: Tensor | None = None
     """Standard normal numbers, fresh in every step, for a rule that sets `draws`."""
 
@@ -92,9 +96,24 @@ class RoundResult:
 class Rule:
     """What rules of all slots have in common. Override what the rule needs.
 
-    What their methods are given has the same names everywhere: `anchor` is w, the global model that the round started
-    from; `client_state` and `server_state` are what this slot keeps with the client and at the server (for a server
-    rule `state`); `result` is what one client (`LocalResult`) or all of them (`RoundResult`) did in the round.
+    Arguments of the methods, which have the same names everywhere:
+        algorithm: the method that the rule is part of.
+        round: from 0.
+        tensors: the model's trainable ones, in the order of the flat vector.
+        anchor: w, the global model that the round started from.
+        weights: w, the global model of now.
+        client_state: what this slot keeps with the client.
+        before: the client's state before the round.
+        after: the client's state after the round.
+        server_state: what this slot keeps at the server and broadcasts.
+        state: what a server rule keeps.
+        gradient: what the attribute `gradient` says; scratch space, which may be overwritten with the result.
+        step: the local step.
+        outputs: the logits of v, (samples, classes).
+        taught: the logits of the teacher, likewise.
+        result: what one client (`LocalResult`) or all of them (`RoundResult`) did in the round.
+        uploads: the sum of all that the client uploaded for this slot; for a server rule of its updates, as `update`.
+        share: 1 / N.
     """
 
     formula: ClassVar[tuple[str, ...]] = ()
@@ -122,14 +141,7 @@ class Rule:
         return {}
 
     def remove_client(self, server_state: State, uploads: State, share: float) -> State:
-        """The server's state without a client whose memory is lost. Override it where the state is a sum over clients.
-
-        Args:
-            server_state: the state of this slot.
-            uploads: the sum of all that the client ever uploaded for this slot; for a server rule the sum of its
-                updates, as `update`.
-            share: 1 / N.
-        """
+        """The server's state without a client whose memory is lost. Override it where that is a sum over clients."""
         return server_state
 
 
@@ -201,7 +213,7 @@ class Perturbation(Rule):
         return client_state
 
     def ascend(self, gradient: Tensor, step: Step) -> Tensor:
-        """The perturbation of one step. `gradient` is scratch space and may be overwritten with the result."""
+        """The perturbation of one step."""
         raise NotImplementedError(f"{type(self).__name__} sets gradient = {self.gradient!r} and must define ascend()")
 
     def teacher(self, anchor: Tensor, server_state: State) -> Tensor:
@@ -209,7 +221,7 @@ class Perturbation(Rule):
         return anchor
 
     def distil(self, outputs: Tensor, taught: Tensor) -> Tensor:
-        """One number from the logits of v and of the teacher, (samples, classes); the mean over the batch."""
+        """One number from the logits of v and of the teacher, the mean over the batch."""
         raise NotImplementedError(f"{type(self).__name__} teaches and must define distil()")
 
     def next_client_state(self, anchor: Tensor, client_state: State) -> State:
@@ -238,9 +250,7 @@ class Correction(Rule):
 
     @property
     def tells(self) -> bool:
-        return super().tells or any(
-            getattr(type(self), n) is not getattr(Correction, n) for n in ("upload", "aggregate")
-        )
+        return super().tells or (type(self).upload, type(self).aggregate) != (Correction.upload, Correction.aggregate)
 
     def prepare(self, anchor: Tensor, client_state: State, server_state: State) -> AffineStep:
         """gain, pull and bias of the round."""
@@ -251,7 +261,7 @@ class Correction(Rule):
         return {}
 
     def upload(self, before: State, after: State) -> State:
-        """What the client sends, from its memory before and after the round."""
+        """What the client sends beside its update."""
         return {}
 
     def aggregate(self, server_state: State, result: RoundResult) -> State:
@@ -301,6 +311,7 @@ class Average(ServerRule):
 
     formula = ("w <- w + lr_g d",)
     lr_g: float = param(1.0, above=0)
+    """The server's learning rate, a factor of d."""
 
     def step(self, state: State, result: RoundResult) -> tuple[Tensor, State]:
         return torch.add(result.anchor, result.update, alpha=self.lr_g), state
@@ -318,6 +329,13 @@ class Algorithm:
         lr_floor: what is left of the learning rate at the end of a client's round, in which it falls step by step:
             step k of E has the rate lr * ((1 - k / E) + lr_floor * k / E).
         privacy: clipping of updates and noise on their mean; only with rules that learn of clients through it.
+
+    Arguments of the methods:
+        tensors: the model's, in the order of the flat vector.
+        round: from 0.
+        lr: the learning rate at the start of a client's round.
+        number: of a step, from 0.
+        steps: of the client's round.
     """
 
     perturbation: Perturbation = field(default_factory=NoPerturbation)
@@ -342,7 +360,8 @@ class Algorithm:
                 )
 
     def __repr__(self) -> str:
-        shown = ["perturbation", "correction", "server", "lr_decay", *self._more]
+        more = ["lr_floor"] * (not is_number(self.lr_floor, 1)) + ["privacy"] * (self.privacy is not None)
+        shown = ["perturbation", "correction", "server", "lr_decay", *more]
         return f"Algorithm({', '.join(f'{name}={getattr(self, name)!r}' for name in shown)})"
 
     def _repr_markdown_(self) -> str:
@@ -352,12 +371,8 @@ class Algorithm:
         return f"`{self!r}`\n\n$$\n{equations(self).latex().replace('align*', 'aligned')}\n$$"
 
     @property
-    def _more(self) -> list[str]:
-        """Fields that are not at their default."""
-        return ["lr_floor"] * (not is_number(self.lr_floor, 1)) + ["privacy"] * (self.privacy is not None)
-
-    @property
     def rules(self) -> tuple[Perturbation, Correction, ServerRule]:
+        """The three rules, in the order of the slots."""
         return self.perturbation, self.correction, self.server
 
     def for_model(self, tensors: Sequence[TensorSpec]) -> "Algorithm":
@@ -370,12 +385,12 @@ class Algorithm:
         return self if (e, c, s) == self.rules else replace(self, perturbation=e, correction=c, server=s)
 
     def lr_of(self, lr: float | Tensor, number: float | Tensor, steps: float | Tensor) -> float | Tensor:
-        """The learning rate of step `number` of `steps`, from 0, in a round that begins with `lr`."""
+        """The learning rate of one step."""
         passed = number / steps
         return lr if is_number(self.lr_floor, 1) else lr * ((1 - passed) + self.lr_floor * passed)
 
     def mean_lr(self, lr: float, steps: int) -> float:
-        """The mean of the learning rates of a client's `steps` steps."""
+        """The mean of the learning rates of a client's steps."""
         return cast(float, self.lr_of(lr, (steps - 1) / 2, steps))
 
     @property

@@ -25,7 +25,12 @@ NamedTests = Mapping[str, ClientData]
 
 
 def named(clients: Clients, tests: NamedTests) -> Iterator[tuple[str, ClientData]]:
-    """What the data are called in a message."""
+    """What the data are called in a message.
+
+    Args:
+        clients: The training data, by client.
+        tests: The test data, by what they are called.
+    """
     numbered = clients.items() if isinstance(clients, Mapping) else enumerate(clients)
     yield from ((f"client {i}", data) for i, data in numbered)
     yield from tests.items()
@@ -48,7 +53,13 @@ def named_tests(test: ClientData | None, clients: Sequence[ClientData | None] | 
 
 
 def check_finite(batch: Batch, where: str, numbers: Tensor | slice | None = None) -> None:
-    """A ValueError for a NaN or an infinity. `numbers` are the samples' own, where they are a batch."""
+    """A ValueError for a NaN or an infinity. `numbers` are the samples' own, where they are a batch.
+
+    Args:
+        batch: Tensors of any form.
+        where: What the data are called in the message.
+        numbers: The numbers of the samples in their data set; None where the batch is all of it.
+    """
     for what, values in named_tensors(batch):
         if values.is_floating_point() and values.numel() and not all(end.isfinite() for end in values.aminmax()):
             sample = int((~values.isfinite()).reshape(len(values), -1).any(1).nonzero()[0]) if values.ndim else 0
@@ -57,7 +68,13 @@ def check_finite(batch: Batch, where: str, numbers: Tensor | slice | None = None
 
 
 def check_samples(clients: Clients, tests: NamedTests, *, drop: bool) -> None:
-    """A ValueError for data that cannot be used. With `drop` a client with numbers that are not finite may stay."""
+    """A ValueError for data that cannot be used. With `drop` a client with numbers that are not finite may stay.
+
+    Args:
+        clients: The training data, by client.
+        tests: The test data, by what they are called.
+        drop: Whether clients that fail are dropped.
+    """
     first: tuple[str, dict[str, torch.dtype]] | None = None
     for where, data in named(clients, tests):
         check_client(data, where)
@@ -73,7 +90,13 @@ def check_samples(clients: Clients, tests: NamedTests, *, drop: bool) -> None:
 
 
 def augmented(batch: Batch, augment: Augment, rng: torch.Generator) -> Batch:
-    """A batch with augmented inputs, the first of a pair."""
+    """A batch with augmented inputs, the first of a pair.
+
+    Args:
+        batch: A pair of tensors, or a tree.
+        augment: Changes the inputs.
+        rng: From which it draws.
+    """
     if is_pair(batch) and isinstance(batch[0], Tensor):
         return augment(batch[0], rng), batch[1]
     raise Unsupported(
@@ -83,13 +106,23 @@ def augmented(batch: Batch, augment: Augment, rng: torch.Generator) -> Batch:
 
 
 def shapes(batch: Batch) -> str:
-    """The tensors of a batch in words."""
+    """The tensors of a batch in words.
+
+    Args:
+        batch: Tensors of any form.
+    """
     found = ", ".join(f"{name} {tuple(t.shape)} {t.dtype}" for name, t in named_tensors(batch))
     return found or f"a {type(batch).__name__}"
 
 
 def describe(batch: Batch, weights: torch.dtype, whose: str) -> str:
-    """A batch that a model refused, by its shapes, and by its dtype where it is not the model's."""
+    """A batch that a model refused, by its shapes, and by its dtype where it is not the model's.
+
+    Args:
+        batch: What the model was given.
+        weights: The dtype of the model's weights.
+        whose: What the batch is called, e.g. `client 3`.
+    """
     tensors = named_tensors(batch)
     if not tensors or tensors[0][0] != "x":
         return f"a batch of {whose}: {shapes(batch)}"
@@ -102,7 +135,14 @@ def describe(batch: Batch, weights: torch.dtype, whose: str) -> str:
 
 
 def check_targets(clients: Clients, tests: NamedTests | None = None, *, task: Task, output: Sequence[int]) -> None:
-    """All targets that are known in advance."""
+    """All targets that are known in advance.
+
+    Args:
+        clients: The training data, by client.
+        tests: The test data, by what they are called.
+        task: Says what the targets of a batch are, and whether they fit.
+        output: The shape of the model's outputs for one batch.
+    """
     if task.fits is None:
         return
     for where, data in named(clients, tests or {}):

@@ -121,8 +121,11 @@ class Rows(NamedTuple):
     """A tensor that is written piece by piece and never held whole."""
 
     shape: tuple[int, ...]
+    """Of the whole tensor."""
     dtype: torch.dtype
+    """Of all pieces."""
     pieces: Iterable[Tensor]
+    """Its rows, in their order."""
 
     @classmethod
     def of(cls, tensor: Tensor) -> "Rows":

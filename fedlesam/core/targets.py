@@ -1,4 +1,10 @@
-"""Whether targets fit a task: said by the client that has them, before any work is done."""
+"""Whether targets fit a task: said by the client that has them, before any work is done.
+
+Arguments of the functions:
+    y: the targets.
+    output: the shape of the model's outputs for them.
+    where: whose targets they are, for the message.
+"""
 
 from collections.abc import Callable, Sequence
 
@@ -64,7 +70,11 @@ def zero_or_one(y: Tensor, output: Sequence[int], where: str) -> None:
 
 
 def tokens(ignore: int) -> Fits:
-    """For token numbers, one for each position of the outputs, whose last axis is the vocabulary."""
+    """For token numbers, one for each position of the outputs, whose last axis is the vocabulary.
+
+    Args:
+        ignore: The target that does not count.
+    """
 
     def fits(y: Tensor, output: Sequence[int], where: str) -> None:
         _positions(y, tuple(output[1:-1]), where, "a token for each position")
@@ -74,7 +84,11 @@ def tokens(ignore: int) -> Fits:
 
 
 def pixels(ignore: int) -> Fits:
-    """For class numbers, one for each pixel of the outputs, whose second axis is the classes."""
+    """For class numbers, one for each pixel of the outputs, whose second axis is the classes.
+
+    Args:
+        ignore: The target that does not count.
+    """
 
     def fits(y: Tensor, output: Sequence[int], where: str) -> None:
         if len(output) < 3:

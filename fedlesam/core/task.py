@@ -37,8 +37,11 @@ class Options(TypedDict, total=False):
     inputs: Callable[[Batch], Any]
     """What the model is called with: a tensor, a tuple of arguments or a dict of named ones."""
     outputs: Callable[..., Any]
+    """What of the model's result goes into the loss and the metrics; by default its logits."""
     targets: Callable[[Batch], Any]
+    """The targets in a batch; by default the second of a pair, or `labels` of a dict."""
     collate: Collate
+    """Joins samples of a torch Dataset into a batch; by default PyTorch's own."""
 
 
 @dataclass(frozen=True)
@@ -154,7 +157,11 @@ class Task:
 
     @classmethod
     def of_loss(cls, loss: Loss) -> "Task":
-        """The task of LocalTraining(loss=...): accuracy where the targets are class numbers."""
+        """The task of LocalTraining(loss=...): accuracy where the targets are class numbers.
+
+        Args:
+            loss: A function of outputs and targets that returns one number.
+        """
         if loss is F.cross_entropy:
             return cls.classification()
         fits = fitting.numbers if loss in ELEMENTWISE else None
@@ -162,25 +169,41 @@ class Task:
 
     @classmethod
     def classification(cls, **options: Unpack[Options]) -> "Task":
-        """One class for each sample: cross-entropy of outputs (n, classes); accuracy. The default."""
+        """One class for each sample: cross-entropy of outputs (n, classes); accuracy. The default.
+
+        Args:
+            options: Of `Options`: metrics, inputs, outputs, targets, collate.
+        """
         own = {"accuracy": measures.accuracy}
         return cls.supervised(F.cross_entropy, "classification", fitting.class_numbers, **_more(options, own))
 
     @classmethod
     def binary(cls, **options: Unpack[Options]) -> "Task":
-        """Yes or no: targets 0 or 1 of the outputs' shape, outputs before the sigmoid; accuracy."""
+        """Yes or no: targets 0 or 1 of the outputs' shape, outputs before the sigmoid; accuracy.
+
+        Args:
+            options: Of `Options`: metrics, inputs, outputs, targets, collate.
+        """
         own = {"accuracy": measures.binary_accuracy}
         return cls.supervised(_signs, "binary", fitting.zero_or_one, **_more(options, own))
 
     @classmethod
     def multilabel(cls, **options: Unpack[Options]) -> "Task":
-        """Any number of labels for each sample: targets (n, labels) of 0 and 1; F1 over all labels, and accuracy."""
+        """Any number of labels for each sample: targets (n, labels) of 0 and 1; F1 over all labels, and accuracy.
+
+        Args:
+            options: Of `Options`: metrics, inputs, outputs, targets, collate.
+        """
         own = {"f1": measures.f1, "accuracy": measures.binary_accuracy}
         return cls.supervised(_signs, "multilabel", fitting.zero_or_one, **_more(options, own))
 
     @classmethod
     def regression(cls, **options: Unpack[Options]) -> "Task":
-        """Numbers: mean squared error of outputs and targets of one shape; the mean absolute error."""
+        """Numbers: mean squared error of outputs and targets of one shape; the mean absolute error.
+
+        Args:
+            options: Of `Options`: metrics, inputs, outputs, targets, collate.
+        """
         return cls.supervised(_square, "regression", fitting.numbers, **_more(options, {"mae": measures.mae}))
 
     @classmethod
@@ -218,7 +241,11 @@ class Task:
 
     @classmethod
     def huggingface(cls, **options: Unpack[Options]) -> "Task":
-        """A model of `transformers`: model(**batch), whose `.loss` is trained; accuracy where labels are classes."""
+        """A model of `transformers`: model(**batch), whose `.loss` is trained; accuracy where labels are classes.
+
+        Args:
+            options: Of `Options`: metrics, inputs, outputs, targets, collate.
+        """
         inputs = options.get("inputs")
 
         def loss(model: Any, batch: Batch) -> Any:
@@ -254,9 +281,13 @@ class Supervised:
     """The loss of outputs and targets, as a function of a model and a batch."""
 
     compare: Loss
+    """The loss, a function of outputs and targets."""
     inputs: Callable[[Batch], Any] | None = None
+    """What of a batch the model is called with; None takes `inputs_in`."""
     outputs: Callable[..., Any] | None = None
+    """What of the model's result is compared; None takes its logits."""
     targets: Callable[[Batch], Any] | None = None
+    """What it is compared with; None takes `targets_in`."""
 
     def __call__(self, model: Any, batch: Batch) -> Tensor:
         x = inputs_in(batch) if self.inputs is None else self.inputs(batch)
@@ -273,12 +304,20 @@ class Supervised:
 
 
 def is_pair(batch: Batch) -> bool:
-    """Whether a batch is (inputs, targets)."""
+    """Whether a batch is (inputs, targets).
+
+    Args:
+        batch: Of any form.
+    """
     return (type(batch) is tuple or isinstance(batch, tuple | list)) and len(batch) == 2
 
 
 def inputs_in(batch: Batch) -> Any:
-    """The first of a pair; a dict without its labels."""
+    """The first of a pair; a dict without its labels.
+
+    Args:
+        batch: Of any form.
+    """
     if is_pair(batch):
         return batch[0]
     if isinstance(batch, Mapping) and "labels" in batch:
@@ -287,7 +326,11 @@ def inputs_in(batch: Batch) -> Any:
 
 
 def targets_in(batch: Batch) -> Any:
-    """The second of a pair, or `labels` of a dict."""
+    """The second of a pair, or `labels` of a dict.
+
+    Args:
+        batch: A pair or a dict.
+    """
     if is_pair(batch):
         return batch[1]
     if isinstance(batch, Mapping) and "labels" in batch:
@@ -306,7 +349,11 @@ def _unknown(what: str, batch: Batch) -> str:
 
 
 def logits_of(returned: Any) -> Tensor:
-    """A model's outputs: what it returned, or its logits."""
+    """A model's outputs: what it returned, or its logits.
+
+    Args:
+        returned: What the model's call returned.
+    """
     if isinstance(returned, Tensor):
         return returned
     found = returned.get("logits") if isinstance(returned, Mapping) else getattr(returned, "logits", None)
@@ -319,7 +366,11 @@ def logits_of(returned: Any) -> Tensor:
 
 
 def named_metrics(given: Metrics) -> dict[str, Metric]:
-    """Metrics by name, from what a user gave."""
+    """Metrics by name, from what a user gave.
+
+    Args:
+        given: By name, functions of (outputs, targets) or Metric; or names of built-in ones.
+    """
     if isinstance(given, Mapping):
         for name, metric in given.items():
             if not callable(metric) and not isinstance(metric, Metric):

@@ -13,7 +13,13 @@ Tree = Any
 
 
 def tree_map(f: Callable[[Tensor], Any], tree: Tree, other: Callable[[Any], Any] | None = None) -> Tree:
-    """The same tree with f of every tensor, and `other` of every leaf that is none."""
+    """The same tree with f of every tensor, and `other` of every leaf that is none.
+
+    Args:
+        f: Applied to every tensor.
+        tree: Dicts, tuples and lists, nested.
+        other: Applied to every other leaf; None keeps it.
+    """
     if isinstance(tree, Tensor):
         return f(tree)
     kind = type(tree)
@@ -34,7 +40,12 @@ def tree_map(f: Callable[[Tensor], Any], tree: Tree, other: Callable[[Any], Any]
 
 
 def tree_items(tree: Tree, path: str = "batch") -> Iterator[tuple[str, Any]]:
-    """Every leaf with its place, as one would write it: batch["input_ids"], batch[0][1]."""
+    """Every leaf with its place, as one would write it: batch["input_ids"], batch[0][1].
+
+    Args:
+        tree: Dicts, tuples and lists, nested.
+        path: What the tree itself is called.
+    """
     if isinstance(tree, Mapping):
         for key, part in tree.items():
             yield from tree_items(part, f'{path}["{key}"]' if isinstance(key, str) else f"{path}[{key!r}]")
@@ -46,7 +57,11 @@ def tree_items(tree: Tree, path: str = "batch") -> Iterator[tuple[str, Any]]:
 
 
 def leaves(tree: Tree) -> list[Any]:
-    """All leaves, in their order."""
+    """All leaves, in their order.
+
+    Args:
+        tree: Dicts, tuples and lists, nested.
+    """
     if isinstance(tree, tuple | list):
         return [leaf for part in tree for leaf in leaves(part)]
     if isinstance(tree, Mapping):
@@ -55,14 +70,23 @@ def leaves(tree: Tree) -> list[Any]:
 
 
 def named_tensors(tree: Tree) -> list[tuple[str, Tensor]]:
-    """The tensors of a batch by their names in a message: x and y of a pair."""
+    """The tensors of a batch by their names in a message: x and y of a pair.
+
+    Args:
+        tree: A batch.
+    """
     if isinstance(tree, tuple | list) and len(tree) == 2 and all(isinstance(part, Tensor) for part in tree):
         return [("x", tree[0]), ("y", tree[1])]
     return [(name, leaf) for name, leaf in tree_items(tree) if isinstance(leaf, Tensor)]
 
 
 def move(tree: Tree, device: torch.device) -> Tree:
-    """Everything on a device; an object that is no tree moves by its own method `to`."""
+    """Everything on a device; an object that is no tree moves by its own method `to`.
+
+    Args:
+        tree: Dicts, tuples and lists, nested.
+        device: Where its tensors should be.
+    """
     return tree_map(
         lambda tensor: tensor.to(device, non_blocking=True),
         tree,
@@ -71,12 +95,22 @@ def move(tree: Tree, device: torch.device) -> Tree:
 
 
 def is_rows(tree: Tree, size: int) -> bool:
-    """Whether a batch is made of tensors alone, with a row for each of its samples."""
+    """Whether a batch is made of tensors alone, with a row for each of its samples.
+
+    Args:
+        tree: A batch.
+        size: Its samples.
+    """
     return all(isinstance(leaf, Tensor) and leaf.ndim > 0 and len(leaf) == size for leaf in leaves(tree))
 
 
 def join(f: Callable[[list[Tensor]], Tensor], trees: Sequence[Tree]) -> Tree:
-    """One tree of several alike: f of the tensors that are at the same place."""
+    """One tree of several alike: f of the tensors that are at the same place.
+
+    Args:
+        f: Makes one tensor of those at one place, e.g. `torch.cat`.
+        trees: Of one form.
+    """
     columns = zip(*(leaves(tree) for tree in trees), strict=True)
     joined = iter([f(list(column)) for column in columns])
     return tree_map(lambda _: next(joined), trees[0])

@@ -16,23 +16,48 @@ BETAS, ADAM_EPS = (0.9, 0.999), 1e-8
 
 
 def ascent_(direction: Tensor, rho: float) -> Tensor:
-    """Scale `direction` in place to norm rho: rho * q / (norm(q) + 1e-7)."""
+    """Scale `direction` in place to norm rho: rho * q / (norm(q) + 1e-7).
+
+    Args:
+        direction: q, overwritten with the result.
+        rho: The norm; a negative one turns the direction round.
+    """
     return direction.mul_(rho / (direction.norm() + ASCENT_EPS))
 
 
 def clip_coefficient(gradient: Tensor, max_norm: float) -> Tensor:
-    """The factor, at most 1, that brings the norm of `gradient` down to `max_norm`. It stays on the device."""
+    """The factor, at most 1, that brings the norm of `gradient` down to `max_norm`. It stays on the device.
+
+    Args:
+        gradient: A flat vector.
+        max_norm: The largest norm that is left as it is.
+    """
     norm: Tensor = torch.linalg.vector_norm(gradient)
     return (max_norm / (norm + CLIP_EPS)).clamp(max=1.0)
 
 
 def add_scaled_(x: Tensor, y: Tensor, scale: float | Tensor) -> Tensor:
-    """x + scale * y, in place; a scale that is a number costs no temporary."""
+    """x + scale * y, in place; a scale that is a number costs no temporary.
+
+    Args:
+        x: Overwritten with the result.
+        y: A vector of the same size.
+        scale: The factor of y.
+    """
     return x.add_(y * scale) if isinstance(scale, Tensor) else x.add_(y, alpha=scale)
 
 
 def adamw_(v: Tensor, g: Tensor, mean: Tensor, square: Tensor, lr: float | Tensor, number: int | Tensor) -> None:
-    """Step number `number`, from 0, of torch.optim.AdamW with its defaults, but for weight decay; g is overwritten."""
+    """Step number `number`, from 0, of torch.optim.AdamW with its defaults, but for weight decay; g is overwritten.
+
+    Args:
+        v: The weights, changed in place.
+        g: The gradient; overwritten.
+        mean: The first moment, changed in place.
+        square: The second moment, changed in place.
+        lr: The learning rate.
+        number: The number of the step, from 0.
+    """
     mean.mul_(BETAS[0]).add_(g, alpha=1 - BETAS[0])
     square.mul_(BETAS[1]).add_(g.square_(), alpha=1 - BETAS[1])
     first, second = (1 - beta ** (number + 1) for beta in BETAS)
@@ -40,12 +65,21 @@ def adamw_(v: Tensor, g: Tensor, mean: Tensor, square: Tensor, lr: float | Tenso
 
 
 def is_number(value: float | Tensor, number: float) -> bool:
-    """Whether it is just this number. A tensor is not read: a hyper-parameter is one where runs differ in it."""
+    """Whether it is just this number. A tensor is not read: a hyper-parameter is one where runs differ in it.
+
+    Args:
+        value: A number, or a tensor.
+        number: What it is compared with.
+    """
     return not isinstance(value, Tensor) and value == number
 
 
 def rows_of(vectors: Sequence[Tensor]) -> Tensor:
-    """A row per vector; no copy where they are all rows of one matrix already."""
+    """A row per vector; no copy where they are all rows of one matrix already.
+
+    Args:
+        vectors: Of one size.
+    """
     whole = vectors[0]._base
     if whole is not None and whole.ndim == 2 and len(whole) == len(vectors) and whole.is_contiguous():
         places = [vector.data_ptr() for vector in vectors]

@@ -48,9 +48,11 @@ class Prepared:
     """A data set ready for use."""
 
     arrays: Arrays
+    """Samples and labels, training and test."""
     mean: tuple[float, ...]
     """Per channel over the training images, of x / 255; of what is no picture there are none."""
     std: tuple[float, ...]
+    """The standard deviation of each channel, likewise."""
     fingerprint: str
     """Of the samples and the classes, whatever form they were stored in."""
     cached: bool
@@ -58,6 +60,13 @@ class Prepared:
 
     @classmethod
     def of(cls, arrays: Decoded, facts: Facts, cached: bool) -> Self:
+        """From the named arrays and what is known of them.
+
+        Args:
+            arrays: By their names in `Arrays`.
+            facts: Mean, std, fingerprint and names.
+            cached: Whether they came from the cache.
+        """
         texts = {name: tuple(facts.get(name, ())) for name in ("classes", "owners", "vocabulary")}
         made = Arrays(**arrays, **texts)  # type: ignore[arg-type]
         return cls(made, tuple(facts["mean"]), tuple(facts["std"]), facts["fingerprint"], cached)
@@ -69,6 +78,12 @@ def cache_dir() -> Path:
 
 
 def entry_folder(kind: str, key: str) -> Path:
+    """Where an entry of the cache is.
+
+    Args:
+        kind: What it holds, e.g. `data`.
+        key: All that its content depends on.
+    """
     return cache_dir() / kind / hashlib.sha256(key.encode()).hexdigest()[:32]
 
 
@@ -108,6 +123,13 @@ def prepare(source: Source) -> Prepared:
 
 
 def check_unchanged(root: Path, files: Iterable[Path], digest: str) -> None:
+    """A ValueError if files have changed since their digest was taken.
+
+    Args:
+        root: The folder of the data set.
+        files: All of its files.
+        digest: Of the files, when reading began.
+    """
     if files_digest(root, files) != digest:
         raise ValueError(f"{root}: its files changed while they were read; wait until they are complete")
 
@@ -142,7 +164,13 @@ def statistics(x: Pixels) -> tuple[tuple[float, ...], tuple[float, ...]]:
 
 
 def open_entry(folder: Path, source: str, is_whole: IsWhole) -> tuple[Decoded, Facts] | None:
-    """The arrays of an entry, mapped, and what is known of them; None if there is none. A damaged one is deleted."""
+    """The arrays of an entry, mapped, and what is known of them; None if there is none. A damaged one is deleted.
+
+    Args:
+        folder: Of the entry.
+        source: The digest of the files that it was made from.
+        is_whole: Whether arrays match what is known of them.
+    """
     try:
         if (facts := _read(folder)) is None:
             return None
@@ -158,7 +186,12 @@ def open_entry(folder: Path, source: str, is_whole: IsWhole) -> tuple[Decoded, F
 
 @contextlib.contextmanager
 def room(folder: Path, size: int) -> Iterator[Path]:
-    """A folder for an entry's files, deleted at the end unless `commit` renamed it. OSError if there is no room."""
+    """A folder for an entry's files, deleted at the end unless `commit` renamed it. OSError if there is no room.
+
+    Args:
+        folder: Where the entry will be.
+        size: In bytes, of all its files.
+    """
     beside = _temporary(folder)
     try:
         beside.mkdir(parents=True)
@@ -172,7 +205,14 @@ def room(folder: Path, size: int) -> Iterator[Path]:
 
 
 def commit(beside: Path, folder: Path, arrays: Decoded, facts: Facts) -> Decoded:
-    """Make an entry of the files in `beside`; the same arrays, mapped."""
+    """Make an entry of the files in `beside`; the same arrays, mapped.
+
+    Args:
+        beside: The folder that `room` gave.
+        folder: Where the entry will be.
+        arrays: What the files hold.
+        facts: What is known of the arrays; JSON.
+    """
     entry = {**facts, "arrays": {name: (array.dtype.str, array.shape) for name, array in arrays.items()}}
     text = json.dumps(entry)
     (beside / "entry").write_text(f"{hashlib.sha256(text.encode()).hexdigest()}\n{text}", "utf-8")
@@ -185,6 +225,12 @@ def commit(beside: Path, folder: Path, arrays: Decoded, facts: Facts) -> Decoded
 
 
 def cannot_write(folder: Path, error: Exception) -> str:
+    """What is wrong with the cache, for a warning.
+
+    Args:
+        folder: Of the entry.
+        error: What writing raised.
+    """
     return f"cannot write the cache {folder.parent} ({getattr(error, 'strerror', None) or error})"
 
 
@@ -223,7 +269,11 @@ def _temporary(folder: Path) -> Path:
 
 
 def discard(folder: Path) -> None:
-    """Renamed first, so that no other process reads half of it."""
+    """Renamed first, so that no other process reads half of it.
+
+    Args:
+        folder: Of the entry.
+    """
     aside = _temporary(folder)
     with contextlib.suppress(OSError):
         folder.rename(aside)
@@ -239,6 +289,11 @@ def _sweep(parent: Path) -> None:
 
 
 def warn_once(message: str) -> None:
+    """Log a warning, but not twice in this process.
+
+    Args:
+        message: The warning.
+    """
     if message not in _warned:
         _warned.add(message)
         log.warning("%s", message)

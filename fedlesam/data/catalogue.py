@@ -21,15 +21,21 @@ class Official:
     """A public data set of images of one size."""
 
     name: str
+    """As users type it."""
     summary: str
+    """In a few words."""
     classes: tuple[str, ...]
+    """Their names, in the order of the labels."""
     shape: tuple[int, int, int]
     """channels, height, width"""
     train: int
     """Training images; the test images are 10,000 of all of them."""
     mean: tuple[float, ...]
+    """Per channel, of x / 255."""
     std: tuple[float, ...]
+    """The standard deviation, likewise."""
     base_url: str
+    """Where its publishers, or a mirror, offer the files."""
     fetched: tuple[str, ...]
     """The files that `fetch` gets, each at base_url + its name."""
     md5: dict[str, str]
@@ -45,9 +51,13 @@ class DomainSet:
     """A public data set of several domains."""
 
     name: str
+    """As users type it."""
     summary: str
+    """In a few words."""
     domains: tuple[str, ...]
+    """Their names."""
     classes: int
+    """How many there are."""
     folders: tuple[str, ...]
     """Where its publishers' archives put the domains, below the folder they are extracted in."""
     lists: bool = False
@@ -59,7 +69,9 @@ class FileSet:
     """A data set that is read from a user's files: texts, or samples with natural clients."""
 
     name: str
+    """As users type it."""
     summary: str
+    """In a few words."""
     reader: str
     """The module of `formats` that reads it."""
     files: str
@@ -69,6 +81,7 @@ class FileSet:
     options: dict[str, int] = field(default_factory=dict)
     """Whole numbers that may follow the name, with their defaults."""
     classes: tuple[str, ...] = ()
+    """Their names, in the order of the labels; empty where the files say them."""
     client: str = ""
     """The column that names the client."""
 
@@ -120,12 +133,17 @@ class Request:
     """A domain data set as the user named it, e.g. `pacs:size=96,limit=100` or `domains:PATH,size=96`."""
 
     name: str
+    """As the user typed it."""
     known: DomainSet | None
+    """The public data set; None for one of the user's own."""
     path: Path | None
     """None for a known one, which is searched in the data folder."""
     size: int = SIZE
+    """Of the square images, in pixels."""
     limit: int | None = None
+    """The most images of a class in a domain; None for all."""
     official_lists: bool = False
+    """Whether the publishers' lists say which images are for tests."""
 
 
 @dataclass(frozen=True)
@@ -133,10 +151,13 @@ class FileRequest:
     """A data set in files as the user named it, e.g. `shakespeare:stride=1` or `texts:PATH,length=64`."""
 
     name: str
+    """As the user typed it."""
     known: FileSet
+    """The kind of data set."""
     path: Path | None
     """None for one that is searched in the data folder."""
     options: dict[str, int]
+    """All options, with the user's values."""
 
     @property
     def kind(self) -> str:
@@ -259,7 +280,12 @@ def _path_and_options(text: str, known: Iterable[str]) -> tuple[str, dict[str, s
 
 
 def fetch_hint(name: str, folder: object) -> str:
-    """The remedy for a file that is missing or damaged."""
+    """The remedy for a file that is missing or damaged.
+
+    Args:
+        name: Of the data set.
+        folder: Where its files should be.
+    """
     return f"get it with `fedlesam data fetch {name} --data-dir {folder}`"
 
 
@@ -291,5 +317,9 @@ def parse_domains(name: str) -> Request:
 
 
 def plain(name: str) -> str:
-    """For comparing names of domains: `Real World`, `real_world` and `RealWorld` are one."""
+    """For comparing names of domains: `Real World`, `real_world` and `RealWorld` are one.
+
+    Args:
+        name: As a folder or a user spells it.
+    """
     return "".join(letter for letter in name.lower() if letter not in " _-")

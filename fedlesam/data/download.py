@@ -85,7 +85,12 @@ def fetch(
 
 
 def target_folder(known: Official, data_dir: Path | None) -> Path:
-    """One folder per data set, because MNIST and Fashion-MNIST name their files alike."""
+    """One folder per data set, because MNIST and Fashion-MNIST name their files alike.
+
+    Args:
+        known: The data set.
+        data_dir: The user's data folder; None for the default.
+    """
     folder = Path(data_dir if data_dir is not None else DEFAULT_DIR).expanduser()
     return folder if folder.name == known.name else folder / known.name
 

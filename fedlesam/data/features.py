@@ -50,6 +50,7 @@ class Trunk:
     mean: float
     """What its weights were trained with, for x / 255."""
     std: float
+    """The standard deviation, likewise."""
 
 
 TRUNKS = {"efficientnet-lite0": Trunk("_fc", 127 / 255, 128 / 255), "vit-b32": Trunk("head", 0.5, 0.5)}

@@ -54,7 +54,14 @@ def split(spec: str, labels: Any, clients: int | None = None, seed: int = 0) -> 
 
 
 def make_split(spec: str, data: DataSet, clients: int | None, seed: int) -> Split:
-    """Divide the training samples of a data set; the arguments are those of `split`."""
+    """Divide the training samples of a data set; the arguments are those of `split`.
+
+    Args:
+        spec: As `split` takes it, or one of the schemes that need the whole data set.
+        data: The data set.
+        clients: How many; None where the scheme brings its own number.
+        seed: All random draws derive from it.
+    """
     if not data.classes and spec.partition(":")[0] in BY_CLASS:
         raise ValueError(
             f"split {spec}: needs a class number for each sample, and the targets of {data.name} are none; "

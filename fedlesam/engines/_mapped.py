@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-import torch._inductor
 from torch import Tensor
 from torch.func import grad_and_value, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -106,6 +105,7 @@ class MappedStep:
         It goes to the compiler's back end as it is: nothing is left for dynamo, whose checks at every call take longer
         than the step of few clients, and which gives up after eight programs.
         """
+        from torch import _inductor  # as long to import as PyTorch itself
 
         def pure(*tensors: Tensor) -> tuple[Tensor, ...]:
             left = iter(tensors)
@@ -114,7 +114,7 @@ class MappedStep:
             losses = self._step(rows, theirs, mine, *tree.tree_map(lambda _: next(left), given))
             return losses, *leaves(_changed(rows, mine))
 
-        traced: Program = torch._inductor.compile(make_fx(pure)(*tensors), list(tensors))
+        traced: Program = _inductor.compile(make_fx(pure)(*tensors), list(tensors))
         return traced
 
     def _step(

@@ -28,10 +28,13 @@ class Outcome:
     """The results of a round's clients, summed, and what they cost."""
 
     reduction: Reduction
+    """The sums, and who is part of them."""
     dropped: dict[int, str] = field(default_factory=dict)
     """The clients that failed, with the reason."""
     backward_passes: int = 0
+    """Of all clients together."""
     bytes_up: int = 0
+    """What the clients that answered sent."""
     waited: float = 0.0
     """Seconds that were spent on other federations."""
 

@@ -23,7 +23,7 @@ from fedlesam.core.messages import Broadcast, Memory
 from fedlesam.core.reduction import ResultSummary
 from fedlesam.core.slots import State
 from fedlesam.core.state import flatten, unflatten
-from fedlesam.engines.base import Outcome, Saved
+from fedlesam.engines.base import Engine, Outcome, Saved
 from fedlesam.engines.errors import Error, describe, first_error
 from fedlesam.engines.segments import NAME, Segment
 from fedlesam.engines.serial import SerialEngine
@@ -55,8 +55,8 @@ def assign(sizes: dict[int, int], homes: dict[int, int], workers: int) -> list[l
     return [sorted(job) for job in jobs]
 
 
-class DistributedEngine:
-    """The leader's side. The methods of the protocol are documented in `base.Engine`.
+class DistributedEngine(Engine):
+    """The leader's side.
 
     Args:
         local_engine: of this process.
@@ -200,6 +200,21 @@ class Worker:
         engine: of this process.
         world: all processes.
         pinned: whether a client's state stays with the process that trained it.
+
+    Arguments of the methods:
+        tensors: of the broadcast, by name.
+        round: from 0.
+        jobs: for every process the clients that it trains.
+        shapes: of the sums, by name; a process without clients has none.
+        states: the clients that were trained, each with whether it has a state.
+        folder: of the checkpoint.
+        known: the files of the last checkpoint, with their digests.
+        digests: the files of the checkpoint to load, with their digests.
+        files: for every process the files that it loads.
+        shares: for every process the clients that it loads; None for all of them.
+        old: client and round, of a checkpoint of an earlier version; None for others.
+        empty: the clients of such a checkpoint whose state is empty.
+        named: the files to keep.
     """
 
     broadcast: Broadcast | None = None

@@ -101,26 +101,42 @@ class Heart:
         return max(3 * self.pace, self.after / 3)
 
     def send(self, message: dict[str, Any]) -> None:
-        """Send a message over all connections."""
+        """Send a message over all connections.
+
+        Args:
+            message: JSON; it is signed.
+        """
         for line in self.lines.values():
             if not line.is_closing():
                 line.write(sign(self.secret, message))
 
     def report(self, sentence: str) -> None:
-        """The run is lost: notify the others and the parent, once."""
+        """The run is lost: notify the others and the parent, once.
+
+        Args:
+            sentence: Who is lost, for people.
+        """
         if not self.lost.is_set():
             self.send({"lost": sentence})
             print(json.dumps({"lost": sentence}), flush=True)
             self.lost.set()
 
     def announce(self, message: dict[str, Any]) -> None:
-        """Notify the parent, once, that the connections are ready."""
+        """Notify the parent, once, that the connections are ready.
+
+        Args:
+            message: JSON, with the port where there is one.
+        """
         if not self.begun:
             self.begun = True
             print(json.dumps(message), flush=True)
 
     def set_after(self, after: float) -> None:
-        """Set after how many seconds a silent rank is lost."""
+        """Set after how many seconds a silent rank is lost.
+
+        Args:
+            after: In seconds; 0 means never.
+        """
         if after != self.after:
             self.after = after
             self.restart()
@@ -130,7 +146,12 @@ class Heart:
         self.heard = dict.fromkeys(self.heard, time.monotonic())
 
     def receive(self, rank: int, message: dict[str, Any]) -> None:
-        """Handle a signed message of another rank."""
+        """Handle a signed message of another rank.
+
+        Args:
+            rank: Of the sender.
+            message: Its content.
+        """
         if rank in self.heard:
             self.heard[rank] = time.monotonic()
         if "lost" in message:
@@ -142,7 +163,11 @@ class Heart:
             self.announce({"there": True})
 
     def name(self, rank: int) -> str:
-        """A rank with its host and address."""
+        """A rank with its host and address.
+
+        Args:
+            rank: Of a process of the run.
+        """
         address = self.addresses.get(rank)
         return f"process {rank} on host {self.hosts[rank]}" + (f" ({address})" if address else "")
 
@@ -166,7 +191,12 @@ class Heart:
             self.check()
 
     async def accept(self, reader: asyncio.StreamReader, line: asyncio.StreamWriter) -> None:
-        """At rank 0: serve a new connection, of another rank or of a stranger."""
+        """At rank 0: serve a new connection, of another rank or of a stranger.
+
+        Args:
+            reader: What comes in.
+            line: What goes out.
+        """
         rank: Any = 0
         self.strangers += 1
         try:
@@ -188,14 +218,24 @@ class Heart:
         await self.listen(rank, reader, line)
 
     async def listen(self, rank: int, reader: asyncio.StreamReader, line: asyncio.StreamWriter) -> None:
-        """Receive from one rank until the connection is closed, invalid or, at the others, quiet for too long."""
+        """Receive from one rank until the connection is closed, invalid or, at the others, quiet for too long.
+
+        Args:
+            rank: Of the other side.
+            reader: What comes in.
+            line: What goes out.
+        """
         with contextlib.suppress(OSError, ValueError, TimeoutError):
             while content := await asyncio.wait_for(reader.readline(), None if self.rank == 0 else self.quiet):
                 self.receive(rank, verify(self.secret, content))
         line.close()
 
     async def connect(self, addresses: list[list[Any]]) -> None:
-        """At the others: connect to rank 0 under one of its addresses, and again when the connection is lost."""
+        """At the others: connect to rank 0 under one of its addresses, and again when the connection is lost.
+
+        Args:
+            addresses: Pairs of host and port, in the order in which they are tried.
+        """
         while 0 in self.heard:
             for host, port in addresses:
                 with contextlib.suppress(OSError, TimeoutError):
@@ -206,7 +246,11 @@ class Heart:
             await asyncio.sleep(self.pace / 2)
 
     async def follow_parent(self, commands: asyncio.StreamReader) -> None:
-        """Execute the parent's commands until it ends, confirms the loss or is gone."""
+        """Execute the parent's commands until it ends, confirms the loss or is gone.
+
+        Args:
+            commands: JSON, a line for each command.
+        """
         while line := await commands.readline():
             command = json.loads(line)
             if "after" in command:
@@ -224,7 +268,13 @@ class Heart:
             os.kill(self.parent, signal.SIGKILL)
 
     async def run(self, commands: asyncio.StreamReader, bind: str, addresses: list[list[Any]]) -> None:
-        """Run until the parent ends or the run is lost."""
+        """Run until the parent ends or the run is lost.
+
+        Args:
+            commands: Of the parent, a line for each.
+            bind: The address at which rank 0 listens.
+            addresses: Of rank 0, as pairs of host and port; unused at rank 0 itself.
+        """
         if self.rank == 0:
             server = await asyncio.start_server(self.accept, bind, 0, limit=LINE)
             self.announce({"port": server.sockets[0].getsockname()[1]})

@@ -38,9 +38,11 @@ class Piece(NamedTuple):
     """A client's state as a file holds it."""
 
     own: State
+    """Tensors that are in the file, by name."""
     shared: list[str]
     """The names for which the anchor stands."""
     anchor: Tensor | None
+    """The global model of the round; None where no name needs it."""
 
     @property
     def memory(self) -> Memory:

@@ -18,7 +18,7 @@ from fedlesam.core.local import LocalTraining
 from fedlesam.core.messages import Broadcast, ClientResult, Memory
 from fedlesam.core.reduction import Reduction
 from fedlesam.core.task import Task
-from fedlesam.engines.base import Outcome, Saved, is_client_error, reason
+from fedlesam.engines.base import Engine, Outcome, Saved, is_client_error, reason
 from fedlesam.engines.host import HostMemory
 from fedlesam.engines.segments import segment_file
 from fedlesam.engines.signals import StopFlag
@@ -28,8 +28,8 @@ log = logging.getLogger("fedlesam")
 
 
 @dataclass
-class SerialEngine:
-    """Trains clients in this process. The methods of the protocol are documented in `base.Engine`.
+class SerialEngine(Engine):
+    """Trains clients in this process.
 
     Args:
         model: the module that all clients are trained with.
@@ -215,6 +215,14 @@ class SerialEngine:
         self.broadcast, self.host, self.pending = None, None, {}
 
     def save(self, folder: Path, round: int, known: Mapping[str, disk.FileDigest], part: int = 0) -> Saved:
+        """Write what changed of this process's client states to a folder, so that they survive a power loss.
+
+        Args:
+            folder: where the files go.
+            round: rounds done.
+            known: the files of the last checkpoint there; what is in them is not written again.
+            part: the number of this process, which is part of the file's name.
+        """
         return Saved(self.store.save(folder, segment_file(round, part), known))
 
     def load_states(self, folder: Path, saved: Saved) -> None:

@@ -1,6 +1,9 @@
 """How a federation is computed, and what it does about clients that fail."""
 
 import os
+import shutil
+import tempfile
+import weakref
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -8,6 +11,7 @@ import torch
 
 from fedlesam.core.checks import check_params, param
 from fedlesam.core.choices import RANGES, Engine, OnError, Precision, StoreKind
+from fedlesam.engines.store import Store
 from fedlesam.engines.watch import LOST_AFTER, check_lost_after
 
 
@@ -61,6 +65,26 @@ class Execution:
                 "fork; use one worker, or start the run with torchrun"
             )
 
+    def make_store(self, owner: object, workers: int, *, empty: bool) -> Store:
+        """The store for the clients' memories in one process.
+
+        Args:
+            owner: of the store; a temporary folder is deleted with it.
+            workers: all processes that train; they share the budget of memory.
+            empty: whether a folder that holds files is refused.
+        """
+        folder, memory = self.folder, self.memory
+        if workers > 1 and memory is not None:
+            memory //= workers
+        if workers > 1 and self.store != "pinned":
+            memory = 0
+        if memory is not None and folder is None:
+            folder = Path(tempfile.mkdtemp(prefix="fedlesam-memory-"))
+            weakref.finalize(owner, shutil.rmtree, folder, ignore_errors=True)
+        if folder is not None and empty and folder.is_dir() and any(folder.iterdir()):
+            raise ValueError(f"{folder}: holds the memory of another run; choose another folder or empty it")
+        return Store(folder, memory)
+
 
 @dataclass(frozen=True)
 class FailurePolicy:
@@ -87,7 +111,11 @@ class FailurePolicy:
 
 
 def find_device(device: str) -> torch.device:
-    """`cuda` is the GPU of this process's local rank; a device that is not there is refused."""
+    """`cuda` is the GPU of this process's local rank; a device that is not there is refused.
+
+    Args:
+        device: auto, cpu, cuda or cuda:i.
+    """
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     try:

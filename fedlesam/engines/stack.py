@@ -28,14 +28,19 @@ class Request:
     """What a federation wants trained."""
 
     model: FlatModel
+    """The federation's, in whose place the clients' rows are trained."""
     form: tuple[object, ...]
     """Of the model, as `form_of` has it."""
     task: Task
+    """How a batch becomes a loss."""
     run: Run
+    """The federation's round."""
     entries: list[Entry]
+    """Its clients, with their memories."""
     kinds: list[tuple[object, ...]]
     """Of each entry: those of one kind can be in one stack."""
     before_step: Callable[[], None]
+    """Called before every step; it may raise."""
 
 
 @dataclass

@@ -26,9 +26,11 @@ class Answers:
     """The answers of a round that are used, and the reason of each client that is dropped."""
 
     used: dict[int, ClientResult] = field(default_factory=dict)
+    """By client."""
     lost: set[int] = field(default_factory=set)
     """The clients that had lost their memory."""
     dropped: dict[int, str] = field(default_factory=dict)
+    """By client, why its answer is not used."""
 
     def read(self, sent: Mapping[int, Message], replies: Iterable[Message], w: Tensor, form: records.Expected) -> None:
         """Read the replies; an invalid one drops its client.

@@ -14,6 +14,7 @@ class App:
     """A Flower app."""
 
     folder: Path
+    """With its pyproject.toml."""
     components: dict[str, Any]
     """Where its ServerApp and its ClientApp are, as module:name."""
     config: dict[str, Any]

@@ -28,6 +28,7 @@ class Finding:
     """One result of the check."""
 
     level: Literal["ok", "note", "missing", "insecure"]
+    """`missing` and `insecure` need something to be done."""
     text: str
     """What was found, and the remedy."""
 
@@ -40,10 +41,15 @@ class Connection:
     """The connection of `flwr run`, from Flower's configuration file."""
 
     name: str
+    """Of its section in the file."""
     host: str
+    """Of the SuperLink."""
     port: int
+    """Of the SuperLink's Control API."""
     insecure: bool
+    """Whether it goes without TLS."""
     root_certificates: Path | None
+    """The file by which the SuperLink is known; None where Flower's configuration names none."""
 
     @property
     def local(self) -> bool:

@@ -22,10 +22,13 @@ class Checkpoint:
     metadata: Mapping[str, Any]
     """The settings that must be the same when the run is resumed."""
     state: ServerState
+    """The global model and the rules' state."""
     used: Mapping[int, str]
     """By client, the ticket of its last answer that was used."""
     sums: ClientSums
+    """What the server needs if a client loses its memory."""
     rounds: list[dict[str, Any]]
+    """A record for each round done."""
 
 
 def save(folder: Path, checkpoint: Checkpoint) -> None:

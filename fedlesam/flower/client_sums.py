@@ -35,7 +35,9 @@ class StateFile:
     """A safetensors file that is never changed."""
 
     file: str
+    """Its name in the folder."""
     sha256: str
+    """Of its content, in hexadecimal digits."""
 
     @classmethod
     def write(cls, folder: Path, name: str, tensors: State) -> "StateFile":

@@ -147,16 +147,19 @@ class Order:
     """What the server asks of one client in one round."""
 
     broadcast: Broadcast
+    """The global model and what the rules send with it."""
     ticket: str
     """Identifies this attempt at the round, and the memory that the client will have after it."""
     used: str
     """The ticket of the client's last answer that the server used; empty if there is none."""
     seed: int
+    """Of the run."""
     algorithm: str
     """The `repr` of the method that the client must run."""
     name: str = ""
     """The method's name in the catalogue; empty for a custom method, which both apps must have."""
     hyper: Mapping[str, Any] = field(default_factory=dict)
+    """The method's hyper-parameters, where it has a name."""
     as_model: bool = False
     """Whether the answer is the client's model under the names of the received one, for Flower's privacy mods."""
 
@@ -232,9 +235,13 @@ class Expected:
     """The names, shapes and dtypes that an answer must have."""
 
     model: FlatModel
+    """Like the clients', for the names of its tensors."""
     shapes: Mapping[str, tuple[torch.Size, torch.dtype]]
+    """By name, of all tensors of an answer."""
     as_model: bool
+    """Whether the answer is a model, as in `Order`."""
     algorithm: Algorithm = field(default_factory=Algorithm)
+    """The method."""
 
     def lr_of(self, result: LocalResult) -> float:
         """The learning rate at the start of a client's round, to nine digits where it falls in the round.

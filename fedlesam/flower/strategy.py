@@ -50,9 +50,13 @@ class Round:
     lost: list[int]
     """The clients that answered and had lost their memory: they count as never active before."""
     train_loss: float
+    """Mean over the clients whose answers were used."""
     lr: float
+    """The local learning rate at the start of the round."""
     seconds: float
+    """From the first message to the new model."""
     bytes_down: int
+    """Of the messages to all clients that were asked."""
     bytes_up: int
     """Of the answers that were used."""
 

@@ -71,7 +71,9 @@ class Trial:
     forked: bool = True
     keep: bool = False
     children: list[Child] = field(default_factory=list)
+    """The processes that were started."""
     signum: int = 0
+    """The signal that asked it to stop; 0 for none."""
 
     def __post_init__(self) -> None:
         self.count = self.nodes or self.app.clients or NODES

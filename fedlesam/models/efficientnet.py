@@ -31,7 +31,15 @@ STEM, FEATURES = 32, 1280
 
 
 class SameConv2d(nn.Conv2d):
-    """Padded as in TensorFlow, where the weights come from: at stride 2 the odd pixel goes to the right and below."""
+    """Padded as in TensorFlow, where the weights come from: at stride 2 the odd pixel goes to the right and below.
+
+    Args:
+        inputs: Channels of the input.
+        outputs: Channels of the output.
+        kernel: Its side, in pixels.
+        stride: In both directions.
+        groups: Of channels that do not mix.
+    """
 
     def __init__(self, inputs: int, outputs: int, kernel: int, stride: int = 1, groups: int = 1) -> None:
         super().__init__(inputs, outputs, kernel, stride, kernel // 2 if stride == 1 else 0, groups=groups, bias=False)
@@ -50,7 +58,15 @@ def _norm(channels: int) -> nn.BatchNorm2d:
 
 
 class Block(nn.Module):
-    """Expand, filter each channel, project; with a shortcut where the shape stays."""
+    """Expand, filter each channel, project; with a shortcut where the shape stays.
+
+    Args:
+        inputs: Channels of the input.
+        outputs: Channels of the output.
+        kernel: Side of the filter, in pixels.
+        stride: Of the filter.
+        expansion: How many times the inputs' channels the filter has.
+    """
 
     def __init__(self, inputs: int, outputs: int, kernel: int, stride: int, expansion: int) -> None:
         super().__init__()
@@ -73,6 +89,12 @@ class Block(nn.Module):
 
 
 class EfficientNetLite0(nn.Module):
+    """The network that `efficientnet_lite0` makes.
+
+    Args:
+        classes: Outputs of the head.
+    """
+
     def __init__(self, classes: int) -> None:
         super().__init__()
         self._conv_stem = SameConv2d(3, STEM, 3, 2)

@@ -15,6 +15,15 @@ Norm = Callable[[int], nn.Module]
 
 
 class BasicBlock(nn.Module):
+    """Two convolutions with normalisation, and a shortcut.
+
+    Args:
+        inputs: Channels of the input.
+        outputs: Channels of the output.
+        stride: Of the first convolution and of the shortcut.
+        norm: Makes a normalisation layer for a number of channels.
+    """
+
     def __init__(self, inputs: int, outputs: int, stride: int, norm: Norm) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False)
@@ -34,6 +43,15 @@ class BasicBlock(nn.Module):
 
 
 class ResNet18(nn.Module):
+    """The network that `resnet18` makes.
+
+    Args:
+        channels: Of the images.
+        classes: Outputs of the head.
+        width: Channels of the first stage; each later one has twice as many.
+        norm: Makes a normalisation layer for a number of channels.
+    """
+
     def __init__(self, channels: int, classes: int, width: int, norm: Norm) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(channels, width, 7, 2, padding=3, bias=False)

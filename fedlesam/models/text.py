@@ -9,7 +9,15 @@ from fedlesam.models.small import Shape
 
 
 class CharGRU(nn.Module):
-    """Characters, read by a GRU; its last state says the next one."""
+    """Characters, read by a GRU; its last state says the next one.
+
+    Args:
+        vocabulary: How many characters there are.
+        classes: Outputs of the head.
+        width: Entries of a character's vector.
+        hidden: Entries of the GRU's state.
+        layers: Of the GRU.
+    """
 
     def __init__(self, vocabulary: int, classes: int, width: int, hidden: int, layers: int) -> None:
         super().__init__()
@@ -42,7 +50,14 @@ def char_gru(
 
 
 class TextBag(nn.Module):
-    """The mean of the words' vectors, and a head on it."""
+    """The mean of the words' vectors, and a head on it.
+
+    Args:
+        vocabulary: How many words there are; 0 stands for no word.
+        classes: Outputs of the head.
+        width: Entries of a word's vector.
+        hidden: Units of the hidden layer; 0 for none.
+    """
 
     def __init__(self, vocabulary: int, classes: int, width: int, hidden: int) -> None:
         super().__init__()
@@ -85,7 +100,12 @@ def text_bag(shape: Shape, classes: int, vocabulary: int, width: int = 64, hidde
 
 
 class Block(nn.Module):
-    """Attention and a hidden layer, each on what a LayerNorm makes of its input, and added to it."""
+    """Attention and a hidden layer, each on what a LayerNorm makes of its input, and added to it.
+
+    Args:
+        width: Entries of a word's vector.
+        heads: Of the attention.
+    """
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -104,7 +124,16 @@ class Block(nn.Module):
 
 
 class TextTransformer(nn.Module):
-    """Words and their places, some blocks of attention, and a linear head on the mean over the words."""
+    """Words and their places, some blocks of attention, and a linear head on the mean over the words.
+
+    Args:
+        places: The longest text, in words.
+        vocabulary: How many words there are; 0 stands for no word.
+        classes: Outputs of the head.
+        width: Entries of a word's vector.
+        layers: How many blocks there are.
+        heads: Of the attention.
+    """
 
     def __init__(self, places: int, vocabulary: int, classes: int, width: int, layers: int, heads: int) -> None:
         super().__init__()

@@ -21,7 +21,12 @@ HUB = "google/vit-base-patch32-224-in21k"
 
 
 class Classifier(nn.Module):
-    """A transformer and a linear head on its class token."""
+    """A transformer and a linear head on its class token.
+
+    Args:
+        backbone: A vision transformer of `transformers`.
+        classes: Outputs of the head.
+    """
 
     def __init__(self, backbone: Any, classes: int) -> None:
         super().__init__()

@@ -47,6 +47,7 @@ class Probe:
     """
 
     name: ClassVar[str]
+    """By which the probe is asked for."""
     at_end: ClassVar[bool] = True
     """Also measured of the last model, from which no round is trained."""
     reads_previous: ClassVar[bool] = False

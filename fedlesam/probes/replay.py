@@ -16,6 +16,7 @@ class Place:
     """The state of a client before its next local step."""
 
     client: int
+    """Its number."""
     v: Tensor
     """Its local model."""
     e: Tensor | None

@@ -32,9 +32,13 @@ class Series:
     """The mean over the seeds of a group, and the range between the lowest and the highest."""
 
     group: int
+    """The place of the group in the comparison."""
     x: list[float]
+    """Where it was measured, e.g. rounds."""
     mean: list[float]
+    """Over the seeds, at each x."""
     low: list[float] | None
+    """The lowest seed at each x; None with one seed."""
     high: list[float] | None
     """None with one seed."""
     costs: dict[str, list[float]] = field(default_factory=dict)
@@ -48,11 +52,17 @@ class Chart:
     key: str
     """Also the name of its file."""
     section: str
+    """The heading under which it stands."""
     title: str
+    """Above the chart."""
     x_label: str
+    """Of the horizontal axis, with its unit."""
     y_label: str
+    """Of the vertical axis, with its unit."""
     series: list[Series]
+    """The curves."""
     caption: str = ""
+    """Below the chart."""
     log: bool = False
     """Whether its values span orders of magnitude."""
     points: bool = False

@@ -30,6 +30,7 @@ class Distribution:
     where: str
     """Its entry of a record."""
     measure: Measure
+    """The metric, and whether smaller is better."""
 
     @property
     def key(self) -> str:

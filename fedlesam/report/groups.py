@@ -36,8 +36,11 @@ class Group:
     label: str
     """The method, and where it differs from its neighbours in more than that."""
     look: Look
+    """Its colour and line style."""
     runs: list[Run]
+    """In the order of their seeds."""
     settings: Settings
+    """Those of its runs but for the seed."""
 
     @property
     def method(self) -> str:
@@ -79,6 +82,7 @@ class Comparison:
     """Runs that can be compared, in groups."""
 
     groups: list[Group]
+    """In the order in which the user named the runs."""
     notes: list[str]
     """What a reader should know before believing a difference."""
 

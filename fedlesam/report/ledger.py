@@ -16,9 +16,11 @@ class Spent:
     """What a run cost up to some round."""
 
     rounds: float
+    """Mean over seeds where it is of several."""
     megabytes: float | None
     """Down and up, all clients; None of centralised training, which sends nothing."""
     seconds: float
+    """Of training, without evaluation."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,9 @@ class ToTarget:
     """What the seeds of a group needed until their first evaluation at or above a target."""
 
     reached: int
+    """The seeds that got there."""
     seeds: int
+    """All of them."""
     best: float | None
     """The best evaluation of all seeds."""
     spent: Spent | None
@@ -95,12 +99,15 @@ class Ledger:
     """Of one round, mean over rounds and seeds."""
 
     backward_passes: float
+    """Of all active clients together."""
     megabytes_down: float | None
+    """From the server to all active clients; None of centralised training."""
     megabytes_up: float | None
     """None of centralised training."""
     client_megabytes: float | None
     """What a client holds between its rounds, the model included; None where the run has not said yet."""
     seconds: float
+    """Of training, without evaluation."""
 
 
 def ledger(group: Group) -> Ledger | None:

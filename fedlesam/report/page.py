@@ -115,7 +115,11 @@ def render(template: str, *packages: str, **values: Any) -> str:
 
 
 def templates(*packages: str) -> Environment:
-    """Those of the packages and of this one; everything is escaped but what a template marks as safe."""
+    """Those of the packages and of this one; everything is escaped but what a template marks as safe.
+
+    Args:
+        packages: Their names; each has a folder `templates`.
+    """
     loader = ChoiceLoader([PackageLoader(package) for package in (*packages, "fedlesam.report")])
     return Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
 
@@ -211,7 +215,9 @@ class Panel:
     """A chart's place on the page; the script draws `data` there."""
 
     heading: str
+    """Above the chart."""
     data: dict[str, Any]
+    """What the script draws, as JSON."""
     kind: str = ""
     """Its CSS class."""
     number: int = 0

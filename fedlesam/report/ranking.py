@@ -18,9 +18,13 @@ class Gain:
     """A mean difference from the first method over the seeds both have, and its 95 % t-interval."""
 
     mean: float
+    """Of the differences; in the unit of the measure."""
     low: float
+    """Lower end of the interval."""
     high: float
+    """Upper end of the interval."""
     seeds: int
+    """Those that both methods have."""
 
 
 @dataclass(frozen=True)
@@ -30,17 +34,23 @@ class Row:
     algorithm: str
     """By its name for readers."""
     seeds: int
+    """How many runs the method has."""
     last: float | None
     """None unless every run was evaluated after its last round."""
     mean_of_last: float | None
+    """Mean over the last evaluations of a run; None where one has none."""
     best: float | None
+    """Mean over seeds of a run's best evaluation; None where one has none."""
     spread: float | None
     """Of `mean_of_last`; None with one seed."""
     backward_passes: float
+    """Of a whole run."""
     megabytes: float
     """Down and up, all clients and rounds."""
     seconds: float
+    """Of training in a whole run, without evaluation."""
     rounds: float
+    """Done."""
     hyper: str = ""
     """The method's hyper-parameters, defaults included."""
     spreads: dict[str, float] = field(default_factory=dict)

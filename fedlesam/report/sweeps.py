@@ -18,10 +18,13 @@ class Point:
     """A group of the comparison, and where it is."""
 
     group: int
+    """The place of the group in the comparison."""
     values: tuple[Any, ...]
     """Of the settings, in their order; None where it has none."""
     score: SeedMean
+    """Of the measure that ranks."""
     seeds: int
+    """The runs it is the mean of."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +32,9 @@ class View:
     """The points of one method, or of several over the same one setting."""
 
     form: Literal["lines", "grid", "parallel"]
+    """How it is drawn: curves over one setting, a grid over two, parallel axes over more."""
     settings: tuple[str, ...]
+    """Their names, in the order of a point's values."""
     points: dict[str, list[Point]]
     """By method."""
     beside: dict[str, Point]

@@ -15,6 +15,7 @@ class Column:
     """A column and how its numbers are printed."""
 
     name: str
+    """Its heading."""
     show: Callable[[float], str] | None = None
     """How a number is written for people; None for text."""
 
@@ -26,9 +27,13 @@ class Table:
     key: str
     """Also the name of its file."""
     title: str
+    """Above the table."""
     columns: list[Column]
+    """From left to right."""
     rows: list[list[Cell]]
+    """A cell for each column."""
     caption: str = ""
+    """Below the table."""
 
     def csv(self) -> str:
         """Numbers as they are, so that nothing is lost on the way to a spreadsheet; empty where there is none.

@@ -78,6 +78,7 @@ class ShuffledAscent(Ascent):
     formula = ("e = rho (w_a - w_b) / norm(w_a - w_b), a and b drawn from the last rounds",)
     draws = True
     pool: int = param(10, at_least=2, whole=True)
+    """The earlier global models from which two are drawn."""
 
     def initial(self, anchor: Tensor) -> State:
         return {f"old{k}": anchor for k in range(self.pool)}
@@ -115,13 +116,13 @@ class ReleasedCorrectedAscent(CorrectedAscent):
 
     def begin(self, anchor: Tensor, client_state: State) -> State:
         mu = super().begin(anchor, client_state)["mu"]
-        return {"mu": self.misread(mu, torch.empty_like(mu)), "s": torch.empty_like(mu)}
+        return {"mu": self._misread(mu, torch.empty_like(mu)), "s": torch.empty_like(mu)}
 
     def ascend(self, gradient: Tensor, step: Step) -> Tensor:
-        s = self.misread(step.server_state["s"], step.client_state["s"])
+        s = self._misread(step.server_state["s"], step.client_state["s"])
         return super().ascend(gradient, step._replace(server_state={"s": s}))
 
-    def misread(self, vector: Tensor, into: Tensor) -> Tensor:
+    def _misread(self, vector: Tensor, into: Tensor) -> Tensor:
         """The vector whose every tensor has the first entries of `vector`."""
         for piece in torch.split(into, list(self.sizes)):
             piece.copy_(vector[: len(piece)])

@@ -79,6 +79,7 @@ class DynamicRegulariser(Correction):
 
     formula = ("direction = g + lam (v - w + h_i)", "client: h_i <- h_i + d_i")
     lam: float = param(0.1, at_least=0)
+    """The strength of the dynamic regulariser."""
     requires_uniform_weights = True
     any_optimizer = True
 
@@ -123,6 +124,7 @@ class Proximal(Correction):
     formula = ("direction = g + prox (v - w)",)
     any_optimizer = True
     prox: float = param(0.1, at_least=0)
+    """The strength of the pull towards w."""
 
     def prepare(self, anchor: Tensor, client_state: State, server_state: State) -> AffineStep:
         return AffineStep(pull=self.prox, bias=-self.prox * anchor)
@@ -143,6 +145,7 @@ class MomentumVariates(Correction):
     )
     requires_uniform_weights = True
     gamma: float = param(0.2, at_least=0, at_most=1)
+    """The share of the new value in m."""
 
     def initial(self, anchor: Tensor) -> State:
         return {"m": torch.zeros_like(anchor)}

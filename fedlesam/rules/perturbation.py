@@ -89,6 +89,7 @@ class GlobalAscent(Ascent):
 
     @property
     def formula(self) -> tuple[str, ...]:  # type: ignore[override]
+        """As `Rule.formula`."""
         sign = "" if self.direction == "back" else "-"
         return (
             f"e = {sign}rho (w_old - w) / norm(w_old - w)",
@@ -137,6 +138,7 @@ class MomentumAscent(Ascent):
     formula = ("m_i <- beta m_i + g_prev", "e = rho u(m_i)")
     gradient = "previous"
     beta: float = param(0.9, at_least=0, below=1)
+    """The share of the old value in m."""
 
     def begin(self, anchor: Tensor, client_state: State) -> State:
         return {"m": torch.zeros_like(anchor)}
@@ -157,6 +159,7 @@ class MixedAscent(LocalAscent):
 
     formula = ("e = rho u(g0)", "g <- (1 - alpha) g0 + alpha g")
     alpha: float = param(1.0, at_least=0, at_most=1)
+    """The share of the gradient at v + e in a step."""
 
     @property
     def mix(self) -> float:
@@ -173,6 +176,7 @@ class RampedAscent(LocalAscent):
 
     formula = ("rho_t = rho, with warmup .001 + (rho - .001) min(1, t / warmup)", "e = rho_t u(g0)")
     warmup: int = param(0, at_least=0, whole=True)
+    """The rounds in which rho grows; 0 for none."""
 
     def at(self, round: int) -> Self:
         return replace(self, rho=ramp(self.rho, self.warmup, round), warmup=0)
@@ -190,6 +194,7 @@ class AdaptiveAscent(Ascent):
     gradient = "current"
     rho: float = param(0.7, at_least=0)
     eta: float = param(0.2, at_least=0)
+    """Added to abs(v) in the scale of a weight."""
     tensors: tuple[tuple[bool, int], ...] = field(default=(), repr=False, compare=False)
     """Whether each tensor of the model is a weight, and its entries; set by `for_model`."""
 
@@ -223,8 +228,11 @@ class InterpolatedAscent(Ascent):
     gradient = "current"
     rho: float = param(0.05, at_least=0)
     rho_g: float = param(0.05, at_least=0)
+    """The norm of the global ascent."""
     window: int = param(30, at_least=1, whole=True)
+    """The rounds that count for c."""
     threshold: float = param(None, at_least=0)
+    """The mean norm of updates above which a round counts for c; it must be given."""
 
     def __post_init__(self) -> None:
         if self.threshold is None:
@@ -283,7 +291,13 @@ class TrajectoryAscent(Ascent):
 
 
 def divergence(taught: Tensor, outputs: Tensor, tau: float) -> Tensor:
-    """KL(softmax(taught / tau), softmax(outputs / tau)), the sum over classes and the mean over the batch."""
+    """KL(softmax(taught / tau), softmax(outputs / tau)), the sum over classes and the mean over the batch.
+
+    Args:
+        taught: The teacher's logits, (samples, classes).
+        outputs: The logits of the model that learns.
+        tau: The temperature of both.
+    """
     p, q = F.log_softmax(taught / tau, 1), F.log_softmax(outputs / tau, 1)
     return (p.exp() * (p - q)).sum(1).mean()
 
@@ -304,8 +318,11 @@ class TaughtDescent(NoPerturbation):
     )
     teaches = "descent"
     beta: float = param(0.95, at_least=0, at_most=1)
+    """The share of the old value in the average a."""
     strength: float = param(1.0, at_least=0)
+    """The weight of the distance to the teacher's predictions."""
     tau: float = param(3.0, above=0)
+    """The temperature of both predictions."""
 
     def initial(self, anchor: Tensor) -> State:
         return {"a": anchor}
@@ -339,6 +356,7 @@ class ProximalAscent(Ascent):
     teaches = "ascent"
     rho: float = param(1.0, at_least=0)
     adaptive: bool = True
+    """Whether e is scaled by how far each weight has moved."""
     shapes: tuple[torch.Size, ...] = field(default=(), repr=False, compare=False)
     """Of the model's tensors; set by `for_model`."""
 

@@ -5,5 +5,11 @@ START = 0.001
 
 
 def ramp(rho: float, warmup: int, round: int) -> float:
-    """FedGloss's growing radius: START + (rho - START) * min(1, round / warmup); without a warm-up, or for 0, rho."""
+    """FedGloss's growing radius: START + (rho - START) * min(1, round / warmup); without a warm-up, or for 0, rho.
+
+    Args:
+        rho: The radius in the end.
+        warmup: The rounds in which it grows.
+        round: From 0.
+    """
     return START + (rho - START) * min(1.0, round / warmup) if warmup and rho else rho

@@ -19,9 +19,13 @@ class Adam(ServerRule):
 
     formula = ("a <- b1 a + (1 - b1) d", "b <- b2 b + (1 - b2) d^2", "w <- w + lr_g a / (sqrt(b) + eps)")
     lr_g: float = param(0.1, above=0)
+    """The server's learning rate."""
     b1: float = param(0.9, at_least=0, below=1)
+    """The share of the old value in the first moment a."""
     b2: float = param(0.99, at_least=0, below=1)
+    """The share of the old value in the second moment b."""
     eps: float = param(0.01, above=0)
+    """Added to the root of the second moment."""
 
     def initial(self, anchor: Tensor) -> State:
         return {"a": torch.zeros_like(anchor), "b": torch.zeros_like(anchor)}
@@ -29,10 +33,10 @@ class Adam(ServerRule):
     def step(self, state: State, result: RoundResult) -> tuple[Tensor, State]:
         d = result.update
         a = self.b1 * state["a"] + (1 - self.b1) * d
-        b = self.second(state["b"], d)
+        b = self._second(state["b"], d)
         return result.anchor + self.lr_g * a / (b.sqrt() + self.eps), {"a": a, "b": b}
 
-    def second(self, b: Tensor, d: Tensor) -> Tensor:
+    def _second(self, b: Tensor, d: Tensor) -> Tensor:
         """The next second moment."""
         return self.b2 * b + (1 - self.b2) * d * d
 
@@ -43,7 +47,7 @@ class Yogi(Adam):
 
     formula = ("a <- b1 a + (1 - b1) d", "b <- b - (1 - b2) d^2 sign(b - d^2)", "w <- w + lr_g a / (sqrt(b) + eps)")
 
-    def second(self, b: Tensor, d: Tensor) -> Tensor:
+    def _second(self, b: Tensor, d: Tensor) -> Tensor:
         square = d * d
         return b - (1 - self.b2) * square * torch.sign(b - square)
 
@@ -54,7 +58,9 @@ class Adagrad(ServerRule):
 
     formula = ("b <- b + d^2", "w <- w + lr_g d / (sqrt(b) + eps)")
     lr_g: float = param(0.1, above=0)
+    """The server's learning rate."""
     eps: float = param(0.01, above=0)
+    """Added to the root of the sum b."""
 
     def initial(self, anchor: Tensor) -> State:
         return {"b": torch.zeros_like(anchor)}
@@ -75,7 +81,9 @@ class ServerMomentum(ServerRule):
 
     formula = ("m <- beta m + d", "w <- w + lr_g m")
     lr_g: float = param(1.0, above=0)
+    """The server's learning rate, a factor of m."""
     beta: float = param(0.9, at_least=0, below=1)
+    """The share of the old m that stays."""
 
     def initial(self, anchor: Tensor) -> State:
         return {"m": torch.zeros_like(anchor)}
@@ -94,6 +102,7 @@ class Nesterov(ServerRule):
 
     formula = ("start: w + gamma m", "m <- gamma m + d", "w <- w + m")
     gamma: float = param(0.85, at_least=0, below=1)
+    """The share of the old m that stays."""
 
     def initial(self, anchor: Tensor) -> State:
         return {"m": torch.zeros_like(anchor)}
@@ -112,6 +121,7 @@ class Dynamic(ServerRule):
 
     formula: ClassVar[tuple[str, ...]] = ("H <- H + (K / N) d", "w <- w + d + H")
     lr_g: float = 1.0
+    """Only 1 is accepted."""
     requires_uniform_weights = True
 
     def __post_init__(self) -> None:
@@ -141,7 +151,9 @@ class ShiftedDynamic(Dynamic):
 
     formula = ("start: w - rho_s u(d of the last round)", "H <- H + (K / N) d", "w <- w + d + H")
     rho_s: float = param(0.15, at_least=0)
+    """The norm of the shift of a round's start."""
     warmup: int = param(0, at_least=0, whole=True)
+    """The rounds in which rho_s grows; 0 for none."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

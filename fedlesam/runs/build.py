@@ -31,8 +31,11 @@ class Experiment:
     """A data set, its split, and the federation that trains on it."""
 
     data: DataSet
+    """The data set."""
     split: Split
+    """Which client has which samples."""
     federation: Federation
+    """Ready to train."""
 
 
 def load_data(config: RunConfig) -> DataSet:

@@ -47,11 +47,15 @@ class Manifest:
     """What one checkpoint consists of."""
 
     run: dict[str, str]
+    """What must be the same when the run is resumed, by name."""
     round: int
     """Rounds done."""
     state: FileDigest
+    """The file of the server's state."""
     journals: dict[str, FileDigest]
+    """The files of JSON lines, up to this round, by name."""
     memories: dict[str, FileDigest]
+    """The files of clients' memories, by name."""
     clients: dict[int, int] | None = None
     """client -> the round its memory is of, in the first format; later segments say it themselves."""
 

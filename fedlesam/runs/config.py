@@ -69,6 +69,7 @@ class RunConfig:
     momentum: float = option(0.0, LOCAL, "heavy-ball momentum inside a round")
     augment: bool = option(True, LOCAL, "the data set's augmentation, where it has one")
     hyper: Mapping[str, Value] = field(default_factory=dict)
+    """The method's hyper-parameters that differ from their defaults, by name."""
     sampling: str | None = option(None, RUN, "module:callable that draws the clients of a round", metavar="NAME")
     stop_when: str | None = option(None, RUN, "end early, e.g. 'accuracy>=0.9' or 'loss<0.5'", metavar="RULE")
     patience: int | None = option(None, RUN, "end after N evaluations without a better first metric", metavar="N")

@@ -70,11 +70,17 @@ class Prediction:
     """Of a whole run; in bytes where no unit is named."""
 
     parameters: int
+    """The trainable ones of the model."""
     clients: int
+    """All there are."""
     active: int
+    """Of a round."""
     backward_passes_per_round: float
+    """Of all active clients together."""
     bytes_down_per_round: float
+    """To all active clients."""
     bytes_up_per_round: float
+    """From all active clients."""
     one_client: int
     """What one client remembers."""
     client_memory: int

@@ -33,6 +33,7 @@ class Measure:
     """What runs are ranked by: the first metric of their task, or the loss where it has none."""
 
     name: str = "accuracy"
+    """Of the metric, or loss."""
     smaller: bool = False
     """Whether a smaller value is better."""
 

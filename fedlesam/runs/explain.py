@@ -18,13 +18,17 @@ class Explanation:
     """What is known about a method."""
 
     name: str
+    """Of the catalogue, or `module:callable`."""
     summary: str
     """What its maker's docstring says."""
     algorithm: Algorithm
+    """The method, with its hyper-parameters."""
     parameters: dict[str, Any]
     """Hyper-parameters and their defaults; None where one has to be given."""
     equations: Equations
+    """What it computes."""
     cost: Cost
+    """Backward passes, and vectors that are sent and held."""
 
     @property
     def rules(self) -> dict[str, tuple[str, str]]:

@@ -137,9 +137,13 @@ class Option:
     """What a field is to a user."""
 
     group: str
+    """The heading of the help under which its flag stands."""
     help: str
+    """What the setting is, in a line."""
     kind: Callable[[str], Value] = number
+    """Reads its text; raises a ValueError for one that is none."""
     metavar: str = ""
+    """What stands for the value in the help; empty for the default."""
     choices: tuple[str, ...] = ()
     """Those of the field's type, if it is a Literal."""
 

@@ -60,7 +60,11 @@ def locked(folder: Path, other: str = "choose another --out") -> Iterator[Callab
 
 
 def holder(folder: Path) -> dict[str, Any] | None:
-    """The process that holds a folder: pid, host, and since when and which round it works. None if nobody does."""
+    """The process that holds a folder: pid, host, and since when and which round it works. None if nobody does.
+
+    Args:
+        folder: The run folder.
+    """
     with contextlib.suppress(OSError), (folder / NAME).open("rb") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)

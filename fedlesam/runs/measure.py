@@ -30,10 +30,13 @@ class Measured:
     """What one probe found in one run."""
 
     run: Path
+    """The run folder."""
     config: RunConfig
+    """The run's settings."""
     request: int
     """The place of the probe among those asked for."""
     probe: str
+    """Its name."""
     reading: Reading | None = None
     """None of a surface."""
     file: Path | None = None

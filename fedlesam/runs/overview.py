@@ -18,13 +18,17 @@ class Overview:
     """A run in a line."""
 
     path: Path
+    """The run folder."""
     algorithm: str
+    """The method's name."""
     state: str
     """running, finished, interrupted, stopped; or damaged, where the folder cannot be read."""
     why: str
+    """Why a run was stopped early; empty in other states."""
     round: int = 0
     """Rounds done."""
     rounds: int = 0
+    """In total, as its settings say."""
     accuracy: float | None = None
     """Of the last evaluation; None of a run that is ranked by something else."""
     accuracy_round: int | None = None
@@ -32,7 +36,9 @@ class Overview:
     evaluated_on: str = ""
     """test, or held-out; empty where the folder cannot be read."""
     seconds_left: float | None = None
+    """Estimated from the rounds done; None where that is not known."""
     checkpoint_bytes: int = 0
+    """Of all checkpoints together."""
     measure: str = "accuracy"
     """What it is ranked by."""
     score: float | None = None
@@ -48,7 +54,9 @@ class Folded:
     """Runs of a comparison or a sweep in a line."""
 
     path: Path
+    """The folder that holds them."""
     runs: list[Overview]
+    """One for each."""
 
     @property
     def methods(self) -> list[str]:

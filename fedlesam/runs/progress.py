@@ -96,7 +96,13 @@ class Display:
         return tick
 
     def watch(self, name: str, rounds: int, on: str = TEST) -> "Callable[[Record], None]":
-        """The observer of one run, evaluated on test or held-out samples."""
+        """The observer of one run, evaluated on test or held-out samples.
+
+        Args:
+            name: The run's, beside its bar.
+            rounds: In total.
+            on: `test` or `held-out`: the samples that it is evaluated on.
+        """
         tick = self.bar(f"{name}  round" if self.notebook is None and self.progress is None else name, rounds)
         began, first = 0.0, -1
 
@@ -114,16 +120,27 @@ class Display:
         return see
 
     def print(self, text: str) -> None:
+        """Show a line, unless quiet.
+
+        Args:
+            text: The line; it is not read as markup.
+        """
         if not self.quiet:
             self.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 class Tick(Protocol):
+    """Called as work proceeds, with how much is done and how much there is."""
+
     def __call__(self, done: int, of: int | None = ..., state: str | None = ..., last: bool = ...) -> None: ...
 
 
 class LogHandler(logging.Handler):
-    """The package's log on the display; warnings also where it is quiet, `without_bar` where there is no bar."""
+    """The package's log on the display; warnings also where it is quiet, `without_bar` where there is no bar.
+
+    Args:
+        display: Where messages are shown.
+    """
 
     def __init__(self, display: Display) -> None:
         super().__init__()
@@ -141,7 +158,12 @@ class LogHandler(logging.Handler):
 
 
 def describe(record: "Record", on: str = TEST) -> str:
-    """The first metric, the training loss, and how many clients are missing."""
+    """The first metric, the training loss, and how many clients are missing.
+
+    Args:
+        record: Of the last round.
+        on: `test` or `held-out`: the samples that it was evaluated on.
+    """
     found, tested = first_metric(record), ""
     if found is not None:
         measure = Measure(found[0])
@@ -151,7 +173,11 @@ def describe(record: "Record", on: str = TEST) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """90 is `1 min 30 s`."""
+    """90 is `1 min 30 s`.
+
+    Args:
+        seconds: How long.
+    """
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else f"{rest} s"

@@ -26,9 +26,13 @@ class Run:
     """A run in its folder: settings, records, summary, and what was measured."""
 
     path: Path
+    """The run folder."""
     config: RunConfig
+    """Its settings."""
     summary: dict[str, Any]
+    """What summary.json holds; empty where there is none yet."""
     records: list[dict[str, Any]]
+    """One for each round done, as in metrics.jsonl."""
 
     @property
     def algorithm(self) -> str:

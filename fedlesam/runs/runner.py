@@ -45,6 +45,7 @@ class Made:
     """A federation that is ready to train, and what its run folder says of the data."""
 
     federation: Federation
+    """As it is before its first round."""
     data: str
     """The fingerprint of the data and how they are divided."""
     facts: dict[str, Any]

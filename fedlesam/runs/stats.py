@@ -15,6 +15,7 @@ class SeedMean:
     """A value over seeds."""
 
     mean: float
+    """Over seeds."""
     spread: float | None
     """Standard deviation over seeds; None with one."""
 
@@ -33,6 +34,7 @@ class PairedDifferences:
     """Differences of two methods, one per seed."""
 
     values: tuple[float, ...]
+    """Left minus right, in the order of the seeds that both have."""
 
     @property
     def mean(self) -> float:

@@ -19,7 +19,11 @@ OWN = {"accuracy": "test_accuracy", "loss": "test_loss", "train_loss": "train_lo
 
 
 def first_metric(record: "Record") -> tuple[str, float] | None:
-    """The metric that ranks and its value; None where the round was not evaluated."""
+    """The metric that ranks and its value; None where the round was not evaluated.
+
+    Args:
+        record: Of a round.
+    """
     return None if record.test_loss is None else next(iter(record.metrics.items()), ("loss", record.test_loss))
 
 
@@ -27,8 +31,11 @@ class Rule(NamedTuple):
     """`accuracy>=0.9`, in parts."""
 
     name: str
+    """Of the metric, or loss."""
     sign: str
+    """One of `SIGNS`."""
     value: float
+    """With which the metric is compared."""
 
 
 def parse(text: str) -> Rule:

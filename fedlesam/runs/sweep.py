@@ -32,8 +32,11 @@ class Task:
     """A run of a sweep."""
 
     config: RunConfig
+    """The run's settings."""
     folder: Path
+    """Its run folder."""
     label: str
+    """What it is called in messages."""
 
 
 @dataclass(frozen=True)
@@ -41,10 +44,13 @@ class Event:
     """What a run has just done."""
 
     task: Task
+    """The run."""
     what: str
     """round, finished or failed"""
     round: int = 0
+    """Rounds done."""
     why: str = ""
+    """The reason of a failure."""
     state: str = ""
     """What a round that was evaluated reached."""
 

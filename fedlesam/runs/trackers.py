@@ -23,8 +23,11 @@ class Tracked:
     """A run as a tracker knows it."""
 
     name: str
+    """What the tracker calls it."""
     folder: Path
+    """Its run folder."""
     settings: dict[str, Any]
+    """Sent to the tracker, by name."""
 
 
 class Tracker(Protocol):

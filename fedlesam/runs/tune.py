@@ -43,7 +43,9 @@ class Range:
     """From low to high; on a logarithmic scale where low is above 0."""
 
     low: float
+    """The smallest value that is tried."""
     high: float
+    """The largest value that is tried."""
 
 
 Space = Mapping[str, tuple[Value, ...] | Range]
@@ -54,6 +56,7 @@ class Trial:
     """Values of what is searched, and how well they did."""
 
     values: Mapping[str, Value]
+    """By the names of what is searched."""
     score: SeedMean | None
     """Mean over seeds of the mean of the last evaluations on held-out samples, as it is shown; None if a run failed."""
     measure: Measure = Measure()

@@ -147,7 +147,8 @@ def test_what_is_wrong_elsewhere_is_said_here(tmp_path: Path, monkeypatch: pytes
 # Two machines
 
 
-@pytest.mark.parametrize("store", [pytest.param("shared", marks=pytest.mark.slow), "pinned"])
+@pytest.mark.slow
+@pytest.mark.parametrize("store", ["shared", "pinned"])
 def test_two_hosts(store: str, hosts: Hosts, serial: Path, tmp_path: Path) -> None:
     """Pinned, with all memory in files and the second host in another folder."""
     flags = ["--store", store, "--out", str(tmp_path / "run"), "--memory", "0", "-q"]

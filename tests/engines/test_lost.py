@@ -116,6 +116,7 @@ def test_a_cut_cable_ends_both_sides(hosts: Hosts, place: Path, mark: str, tmp_p
     resume(place, tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_a_cable_that_is_plugged_in_again(hosts: Hosts, place: Path, mark: str, tmp_path: Path) -> None:
     flags = [*FLAGS, "--out", str(tmp_path / "run"), "-q", "--lost-after", "8"]
     both = [hosts.run(host, tmp_path, flags, **slow(place, mark)) for host in (0, 1)]
@@ -148,7 +149,8 @@ def test_restarts_after_a_cut(hosts: Hosts, place: Path, mark: str, tmp_path: Pa
     same(place, tmp_path / "run")
 
 
-@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.slow), 1])
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
 def test_a_stopped_process_of_torchrun(rank: int, place: Path, mark: str, tmp_path: Path) -> None:
     process = start([*ONE_HOST, "--out", "run", "-q", "--lost-after", "2"], tmp_path, **slow(place, mark))
     await_round(tmp_path / "run", process)
@@ -167,6 +169,7 @@ def command_of(pid: int) -> bytes:
     return b" ".join(words) if not any(word.endswith(b"heartbeat.py") for word in words) else b""
 
 
+@pytest.mark.slow
 def test_a_busy_process_is_left_alone(place: Path, mark: str, tmp_path: Path) -> None:
     """It holds the interpreter's lock for longer than it may be silent."""
     busy = {**slow(place, mark), "SLOW": "0", "BUSY": "1"}

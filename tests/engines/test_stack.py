@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from worlds import PAPER, slow_unless
 
 import fedlesam as fl
 from fedlesam.algorithms import CATALOGUE
@@ -57,7 +58,8 @@ def together(method: str, seeds: Iterable[int], **local: Any) -> dict[int, tuple
 
 @pytest.mark.parametrize(
     ("method", "local"),
-    [(m, {}) for m in CATALOGUE] + [(m, CORRECTED) for m in ("fedavg", "fedlesam-s", "fedsmoo", "mofedsam")],
+    [pytest.param(m, {}, marks=slow_unless(m in {*PAPER, "fedgmt", "dp-fedsam"})) for m in CATALOGUE]
+    + [(m, CORRECTED) for m in ("fedavg", "fedlesam-s", "fedsmoo", "mofedsam")],
 )
 def test_a_run_has_its_own_bits_whoever_shares_the_stack(method: str, local: dict[str, Any]) -> None:
     few, many = (together(method, seeds, **local) for seeds in ([3], [4, 3, 2, 1, 0, 6, 7]))

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from worlds import federate
+from worlds import PAPER, federate, slow_unless
 
 import fedlesam as fl
 from fedlesam.algorithms import CATALOGUE, example
@@ -40,18 +40,23 @@ def pair(method: str, **local: Any) -> tuple[Federation, Federation]:
     return made[0], made[1]
 
 
+LOCAL: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "clipped": {"clip": 0.3},
+    "corrected": {"clip": 0.3, "clip_scope": "corrected"},
+    "momentum": {"momentum": 0.5},
+    "bare": {"clip": None, "weight_decay": 0.0},
+}
+
+
 @pytest.mark.parametrize(
-    "local",
+    ("method", "local"),
     [
-        {},
-        {"clip": 0.3},
-        {"clip": 0.3, "clip_scope": "corrected"},
-        {"momentum": 0.5},
-        {"clip": None, "weight_decay": 0.0},
+        pytest.param(method, local, id=f"{method}-{name}", marks=slow_unless(name == "plain" or method in PAPER))
+        for method in CATALOGUE
+        for name, local in LOCAL.items()
     ],
-    ids=["plain", "clipped", "corrected", "momentum", "bare"],
 )
-@pytest.mark.parametrize("method", CATALOGUE)
 def test_the_same_as_the_plain_engine(method: str, local: dict[str, Any]) -> None:
     plain, stacked = pair(method, **local)
     for _ in range(5):

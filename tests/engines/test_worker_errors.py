@@ -80,7 +80,7 @@ def error_of(fed: Federation, active: Any) -> tuple[Any, ...]:
     return type(error), str(error), getattr(error, "__notes__", [])
 
 
-@pytest.mark.parametrize("store", ["shared", "pinned"])
+@pytest.mark.parametrize("store", ["shared", pytest.param("pinned", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("marks", "client"),
     [

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 from workers import PATIENCE, make, rounds, same
-from worlds import SCHEDULE, mlp, samples, training
+from worlds import PAPER, SCHEDULE, mlp, samples, slow_unless, training
 
 from fedlesam.algorithms import CATALOGUE
 from fedlesam.engines.distributed import assign
@@ -23,7 +23,14 @@ from fedlesam.runs.runner import execute
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 
 
-@pytest.mark.parametrize("name", [name for name in CATALOGUE if name != "dp-fedsam"])  # it refuses BatchNorm
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=slow_unless(name in {*PAPER, "random-step", "fedgmt"}))
+        for name in CATALOGUE
+        if name != "dp-fedsam"  # it refuses BatchNorm
+    ],
+)
 def test_the_same_bits_for_the_whole_catalogue(name: str) -> None:
     alone = make(name)
     expected = rounds(alone)

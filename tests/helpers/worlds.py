@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
@@ -24,6 +25,13 @@ from fedlesam.federation import Federation
 SIZES = (7, 12, 5, 9, 16, 3)
 SCHEDULE = ((0, 3), (1, 2, 5), (0, 1, 4), (3,), (0, 2, 5), (1, 4), (0, 3, 5), (1, 2, 4))
 """Partial participation: client 3 rests for two rounds, client 5 for two, and so on."""
+PAPER = [make.__name__.replace("_", "-") for make in algorithms.PAPER]
+"""The names of the paper's methods."""
+
+
+def slow_unless(quick: bool) -> list[pytest.MarkDecorator]:
+    """The marks of a combination of settings: heavy ones are for `make test-slow`."""
+    return [] if quick else [pytest.mark.slow]
 
 
 def epochs(round: int, client: int) -> int:

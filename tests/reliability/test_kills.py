@@ -12,6 +12,7 @@ from harness import Case, References, digits, inside, result, small
 from instrument import Plan
 from power_loss import Loss
 from processes import fork
+from worlds import slow_unless
 
 from fedlesam.core import disk
 from fedlesam.runs import runner
@@ -56,7 +57,11 @@ MEMORIES: dict[str, list[tuple[Plan, Loss]]] = {
 """While a client's memory is being written, for methods with one."""
 
 CASES = [
-    pytest.param(method, setup, plan, loss, id=f"{method}-{setup}-{plan.role}-{plan.pattern}-{loss}")
+    pytest.param(
+        *(method, setup, plan, loss),
+        id=f"{method}-{setup}-{plan.role}-{plan.pattern}-{loss}",
+        marks=slow_unless(method == "fedlesam-s" or setup == "pinned"),
+    )
     for method in METHODS
     for setup in SETUPS
     for plan, loss in INSTANTS[:: 1 if setup == "one worker" else 2] + (MEMORIES[setup] if method != "fedadam" else [])
@@ -101,7 +106,7 @@ def commit_of(labels: list[str], round: int) -> list[str]:
     )
 
 
-@pytest.mark.parametrize("part", range(4))
+@pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.slow) for part in (1, 2, 3))])
 def test_every_call_of_a_commit(part: int, references: References, tmp_path: Path) -> None:
     """Memory partly in RAM and partly in files; a third each with nothing, all and some of the unsynced lost."""
     config = small("fedlesam-s", memory=5_000, rounds=4, keep=1)

@@ -89,7 +89,7 @@ def test_a_signal_stops_a_run_gracefully(
     assert result(tmp_path / "run") == references(config)
 
 
-@pytest.mark.parametrize(("name", "workers"), [("SIGINT", 1), ("SIGTERM", 2)])
+@pytest.mark.parametrize(("name", "workers"), [pytest.param("SIGINT", 1, marks=pytest.mark.slow), ("SIGTERM", 2)])
 def test_the_program_itself(name: str, workers: int, references: References, tmp_path: Path) -> None:
     config = small("fedsmoo", model="faulty:Net", workers=workers)
     command = ["fedlesam", "run", *flags(config), "--out", "run"]

@@ -75,7 +75,12 @@ def _decode(known: Official, path: Path, suffix: str, read: ReadBatch) -> Arrays
 
 
 def find(known: Official, root: Path) -> list[Source]:
-    """The official forms in `root`, the pickle-free first; one with missing files says so."""
+    """The official forms in `root`, the pickle-free first; one with missing files says so.
+
+    Args:
+        known: The data set.
+        root: The folder that is searched.
+    """
     base = f"cifar-{known.name.removeprefix('cifar')}"
     found = []
     for version, short, suffix, read in (("binary", "bin", ".bin", _records), ("python", "py", "", _pickled)):

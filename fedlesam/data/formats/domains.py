@@ -23,12 +23,19 @@ class Listed:
     """Images of several domains, domain by domain, class by class, in the order of their names."""
 
     form: str
+    """How the images are laid out, for messages."""
     root: Path
+    """The folder that holds them."""
     domains: tuple[str, ...]
+    """Their names, in the order of `domain`."""
     classes: tuple[str, ...]
+    """Their names, in the order of `label`."""
     files: tuple[Path, ...]
+    """Of the images."""
     label: Labels
+    """The class of each image."""
     domain: Labels
+    """The domain of each image."""
     test: npt.NDArray[np.bool_] | None = None
     """Which images stand in the official test lists, where those are to be followed."""
 
@@ -38,7 +45,12 @@ _Groups = dict[tuple[str, int, bool], list[Path]]
 
 
 def find(request: Request, data_dir: Path | None) -> Listed:
-    """What there is of the data set that was asked for; a ValueError shows what was found instead."""
+    """What there is of the data set that was asked for; a ValueError shows what was found instead.
+
+    Args:
+        request: What the user asked for.
+        data_dir: The user's data folder; None for the default.
+    """
     if request.path is not None:
         return _from_folders(request, request.path, _folders(request.path))
     assert request.known is not None

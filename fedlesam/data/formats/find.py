@@ -31,7 +31,12 @@ def _forms(known: Official, places: list[Path]) -> Iterator[Source]:
 
 
 def find(known: Official, data_dir: Path | None) -> list[Source]:
-    """Every complete form, the preferred one first, or a ValueError that lists what was searched where."""
+    """Every complete form, the preferred one first, or a ValueError that lists what was searched where.
+
+    Args:
+        known: The data set.
+        data_dir: The user's data folder; None for the default.
+    """
     places = _roots(known, data_dir)
     found: list[Source] = []
     try:
@@ -55,7 +60,12 @@ class Reader(Protocol):
     """A module that reads a data set of files."""
 
     def find(self, request: FileRequest, root: Path) -> Source | None:
-        """The data set in a folder; None if it is not there."""
+        """The data set in a folder; None if it is not there.
+
+        Args:
+            request: What the user asked for.
+            root: The folder that is searched.
+        """
 
 
 READERS: dict[str, Reader] = {"leaf": leaf, "shakespeare": shakespeare, "texts": texts, "writers": writers}

@@ -14,7 +14,11 @@ Listing = dict[str, list[Path]]
 
 
 def listing(part: Path) -> Listing:
-    """Hidden files and files that are not images by their suffix are passed over; a folder in a class is refused."""
+    """Hidden files and files that are not images by their suffix are passed over; a folder in a class is refused.
+
+    Args:
+        part: The folder of one part, with a folder for each class.
+    """
     if not part.is_dir():
         raise ValueError(f"{part}: no such folder; expected {part.parent}/train/CLASS/image and test/CLASS/image")
     classes: Listing = {}
@@ -84,13 +88,22 @@ def _files(*parts: Listing) -> tuple[Path, ...]:
 
 
 def source(root: Path) -> Source:
-    """Any class-folder data set: its classes are its training folders, in the order of their names."""
+    """Any class-folder data set: its classes are its training folders, in the order of their names.
+
+    Args:
+        root: The folder of the data set.
+    """
     train, test = listing(root / "train"), listing(root / "test")
     return Source("folder", "class folders", root, _files(train, test), partial(_decode, root, train, test))
 
 
 def find(known: Official, root: Path) -> list[Source]:
-    """Class folders of an official data set, named by its classes or by their numbers."""
+    """Class folders of an official data set, named by its classes or by their numbers.
+
+    Args:
+        known: The data set.
+        root: The folder that is searched.
+    """
     if not ((root / "train").is_dir() and (root / "test").is_dir()):
         return []
     train, test = listing(root / "train"), listing(root / "test")

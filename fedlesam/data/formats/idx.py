@@ -20,7 +20,13 @@ PARTS = ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-lab
 
 
 def parse(data: bytes, dimensions: int, where: str) -> npt.NDArray[np.uint8]:
-    """The array in an idx file, whose header must agree with its length to the byte."""
+    """The array in an idx file, whose header must agree with its length to the byte.
+
+    Args:
+        data: The whole file, unpacked.
+        dimensions: How many the array must have.
+        where: The file's name, for messages.
+    """
     header = 4 + 4 * dimensions
     magic = bytes((0, 0, BYTES, dimensions))
     if data[:4] != magic:
@@ -72,7 +78,12 @@ def _decode(known: Official, files: tuple[Path, ...]) -> Arrays:
 
 
 def find(known: Official, root: Path) -> list[Source]:
-    """The four files in `root`, each in any of its spellings."""
+    """The four files in `root`, each in any of its spellings.
+
+    Args:
+        known: The data set.
+        root: The folder that is searched.
+    """
     files = tuple(next(filter(Path.is_file, _spellings(root, part)), root / f"{part}-ubyte.gz") for part in PARTS)
     missing = tuple(path for path in files if not path.is_file())
     if len(missing) == len(PARTS):

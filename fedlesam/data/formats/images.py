@@ -21,9 +21,14 @@ class _Refused(ValueError):
 
 
 class Header(NamedTuple):
+    """What an image file says of its pixels."""
+
     width: int
+    """In pixels."""
     height: int
+    """In pixels."""
     grey: bool
+    """Whether it has no colours."""
 
 
 @contextlib.contextmanager
@@ -40,13 +45,24 @@ def _opened(data: bytes, where: str) -> Iterator[tuple[Image.Image, Header]]:
 
 
 def header(data: bytes, where: str) -> Header:
-    """Size and kind, without decoding the pixels."""
+    """Size and kind, without decoding the pixels.
+
+    Args:
+        data: The whole file.
+        where: The file's name, for messages.
+    """
     with _opened(data, where) as (_, found):
         return found
 
 
 def decode(data: bytes, shape: tuple[int, int, int], where: str) -> Pixels:
-    """The pixels as channels x height x width, grey or colour as `shape` asks; transparency is dropped."""
+    """The pixels as channels x height x width, grey or colour as `shape` asks; transparency is dropped.
+
+    Args:
+        data: The whole file.
+        shape: Channels, height and width that it must have.
+        where: The file's name, for messages.
+    """
     channels, height, width = shape
     with _opened(data, where) as (image, found):
         if (found.height, found.width) != (height, width):
@@ -59,7 +75,13 @@ def decode(data: bytes, shape: tuple[int, int, int], where: str) -> Pixels:
 
 
 def decode_any(data: bytes, size: int, where: str) -> Pixels:
-    """Colour pixels as 3 x size x size: the shorter side becomes `size`, of the longer one the middle is taken."""
+    """Colour pixels as 3 x size x size: the shorter side becomes `size`, of the longer one the middle is taken.
+
+    Args:
+        data: The whole file.
+        size: In pixels.
+        where: The file's name, for messages.
+    """
     with _opened(data, where) as (image, _):
         raw = ImageOps.fit(_converted(image, "RGB"), (size, size), Image.Resampling.BICUBIC).tobytes()
         return np.frombuffer(raw, np.uint8).reshape(size, size, 3).transpose(2, 0, 1)

@@ -22,9 +22,13 @@ class Part(NamedTuple):
     """The samples of all users of a part, one user after the other."""
 
     x: Values
+    """Inputs, a row for each sample."""
     y: Labels
+    """Labels."""
     users: list[str]
+    """Their names."""
     sizes: list[int]
+    """The samples of each user."""
 
 
 def find(request: FileRequest, root: Path) -> Source | None:

@@ -122,7 +122,12 @@ def _shards(folder: Path, part: str) -> tuple[tuple[Path, ...], tuple[Path, ...]
 
 
 def find(known: Official, root: Path) -> list[Source]:
-    """Parquet files in `root`, or in the folders the hubs put them in."""
+    """Parquet files in `root`, or in the folders the hubs put them in.
+
+    Args:
+        known: The data set.
+        root: The folder that is searched.
+    """
     sources = []
     for folder in (root, root / "data", root / "plain_text"):
         (train, gaps), (test, test_gaps) = _shards(folder, "train"), _shards(folder, "test")

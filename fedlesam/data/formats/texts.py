@@ -23,9 +23,13 @@ class Text(NamedTuple):
     """A text with its class and its client, and where it is, for messages."""
 
     where: str
+    """File and line, for messages."""
     text: str
+    """As the file has it."""
     label: int | str
+    """A class number, or its name."""
     client: str | None
+    """Whose text it is; None where the file does not say."""
 
 
 def strip_post(text: str) -> str:
