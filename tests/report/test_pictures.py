@@ -9,7 +9,7 @@ from PIL import Image
 
 from fedlesam.algorithms import CATALOGUE, PAPER
 from fedlesam.report.pictures import accuracy_curves, split_heat_map
-from fedlesam.report.style import COLOURS, FAMILY, looks, style
+from fedlesam.report.style import COLOURS, FAMILY, ON_DARK, looks, style
 from fedlesam.runs.config import RunConfig
 from fedlesam.runs.read import Run
 
@@ -116,6 +116,16 @@ def test_methods_of_your_own_get_colours_that_are_left(beside: str) -> None:
     looks = [style(name, taken) for name in taken]
     assert len({colour for colour, _ in looks}) == 3
     assert {colour for colour, _ in looks} <= set(COLOURS)
+
+
+@pytest.mark.parametrize("colour", COLOURS)
+def test_every_colour_is_seen_on_light_and_on_dark_paper(colour: str) -> None:
+    def light(shade: str) -> float:
+        parts = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in (v / 255 for v in rgb(shade))]
+        return 0.05 + 0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2]
+
+    assert light("#FFFFFF") / light(colour) > 2
+    assert light(ON_DARK.get(colour, colour)) / light("#171B21") > 2.5, "on a card of the dark page"
 
 
 def test_more_methods_than_colours() -> None:
