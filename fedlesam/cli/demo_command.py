@@ -22,7 +22,7 @@ SEEDS = 3
     metavar="RHO",
     help="the norm of the perturbations; at 0.3 FedLESAM loses accuracy, at 0.01 hardly anything differs",
 )
-@click.option("--overwrite", is_flag=True, help="start again where the folder holds an unfinished or another demo")
+@click.option("--overwrite", is_flag=True, help="start again if the folder holds another demo or an unfinished one")
 def command(out: Path, rounds: int, rho: float, overwrite: bool) -> None:
     """Compare FedAvg, FedSAM, SCAFFOLD, FedLESAM and FedLESAM-S on handwritten digits, three seeds each.
 
