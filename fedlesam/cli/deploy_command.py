@@ -104,7 +104,7 @@ def keys_command(out: Path, hosts: tuple[str, ...], nodes: int, days: int) -> No
     from fedlesam.flower.keys import make_keys
 
     make_keys(out, hosts, nodes, days)
-    click.echo(f"made in {out}: ca, server, and the keys of {nodes} SuperNodes; they end in {days} days")
+    click.echo(f"made in {out}: ca, server, and the keys of {nodes} SuperNodes; they expire in {days} days")
 
 
 @command.command(

@@ -36,7 +36,7 @@ def target(text: str) -> float:
     type=target,
     multiple=True,
     metavar="VALUE",
-    help="also give the cost to reach this accuracy (0.8 or 80%) or value of the first metric; may be repeated  [what FedAvg reaches, and 9/10 of it]",
+    help="cost to reach this value of the first metric: 80%; may be repeated  [what FedAvg reaches, and 9/10 of it]",
 )
 @file("--out", "the page  [report.html]", default=Path("report.html"))
 @folder("--figures", "also every chart as PNG and PDF, in paper style")

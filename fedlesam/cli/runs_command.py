@@ -31,11 +31,11 @@ SORTS = ("name", "newest", "score")
 def command(folder: Path, sort: str, everything: bool, as_json: bool) -> None:
     """List the runs in a folder [runs] and below it: state, progress, accuracy.
 
-    A *running* run has a process that works on it, and the time left is shown. One that was *interrupted* by Ctrl-C or
-    a kill is resumed by its command. One that *stopped* ended with an error. The runs of a comparison or a sweep are one
-    line with the best of them; give its folder to see each. The accuracy is that of the last evaluation, on test data
-    or on held-out training samples, with its round if more rounds followed. Checkpoints are the bytes on disk from
-    which a run can be resumed.
+    A running run has a process that works on it; the time left is shown. One that was interrupted, by Ctrl-C or a kill,
+    is resumed by its command. One that stopped ended with an error. The runs of a comparison or a sweep are one line
+    with the best of them; give its folder to see each. The accuracy is that of the last evaluation, on test data or on
+    held-out training samples, with its round if more rounds followed. Checkpoints are the bytes on disk from which a
+    run can be resumed.
     """
     from fedlesam.cli.show import print_table
     from fedlesam.runs.overview import Folded, Overview, find_runs, fold

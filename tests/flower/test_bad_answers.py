@@ -79,7 +79,7 @@ WRONG: dict[str, tuple[Change, str]] = {
     "nan-loss": (metric("loss", float("nan")), "its loss nan"),
     "no-lr": (metric("lr", 0.0), "learning rate 0.0"),
     "other-lr": (metric("lr", 17.0), "its learning rate is 17.0, that of the others"),
-    "other-client": (metric("client", 3), "it says it is of client 3"),
+    "other-client": (metric("client", 3), "it claims to be from client 3"),
     "error": (lambda r: Message(Error(2, "no disk"), reply_to=asked(r)), "no disk"),
     "error-without-a-word": (lambda r: Message(Error(0), reply_to=asked(r)), "None"),
     "nothing": (lambda r: None, LATE),
