@@ -134,7 +134,7 @@ def _show(found: "list[Measured]") -> None:
             click.echo(f"{who}: on the clients of the others, {on}")
         for name, r in readings.items():
             if r.missing:
-                what = "missing" if r.values else "reads nothing"
+                what = "missing" if r.values else "measured nothing"
                 click.echo(f"{name}, round {r.round}, {r.probe} {what}: {r.missing}")
         click.echo("")
     for one in found:
