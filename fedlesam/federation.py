@@ -348,7 +348,7 @@ class Federation:
     def worker_loop(self) -> None:
         """In a process that torchrun started beside the leader: work for it until it stops."""
         if self._world is None or self._world.rank == 0:
-            raise ValueError("only the processes beside the leader follow; the leader runs rounds")
+            raise ValueError("only the other processes are workers; the leader runs rounds")
         worker_loop(self._local_engine, pinned=self._pinned, world=self._world)
 
     def close(self) -> None:

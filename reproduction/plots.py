@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from fedlesam.report.pictures import save
-from fedlesam.report.style import looks, style
+from fedlesam.report.style import MARKERS, looks, style
 
 Curve = Sequence[tuple[float, float]]
 
@@ -91,7 +91,7 @@ def over_rho(panels: Mapping[str, Mapping[str, Measured]], path: Path) -> Path:
                 continue
             seen = [point for point in points if point[1] >= lowest]
             x, y, spread = zip(*seen, strict=True) if seen else ((), (), ())
-            axes.errorbar(x, y, spread, fmt=f"o{line}", color=colour, label=name, markersize=4, capsize=2)
+            axes.errorbar(x, y, spread, fmt=f"{MARKERS[line]}{line}", color=colour, label=name, markersize=4, capsize=2)
             gone += [f"{name} at rho {rho:g}: {mean:.0f} %" for rho, mean, _ in points if mean < lowest]
         if gone:
             axes.text(0.98, 0.02, "\n".join(gone), transform=axes.transAxes, ha="right", fontsize=8)

@@ -49,6 +49,6 @@ def command(settings: Settings, as_json: bool) -> None:
         ("disk", f"{size(p.disk)}, and at most {size(p.checkpoints)} for checkpoints"),
     ]
     if not real:
-        rows.append(("data", f"{config.data} is not here; its form and equal classes were taken"))
+        rows.append(("data", f"{config.data} was not found; its shape and classes of equal size were assumed"))
     for name, value in rows:
         click.echo(f"{name + ':':<20}{value}")

@@ -7,7 +7,7 @@ import click
 
 from fedlesam.cli.options import GroupedCommand, option
 
-WHERE = option("--data-dir", group="Files", type=Path, metavar="DIR", help="the folder of the files  [./data]")
+WHERE = option("--data-dir", group="Files", type=Path, metavar="DIR", help="the folder with the files  [./data]")
 
 
 @click.group("data")
@@ -34,7 +34,7 @@ def fetch_command(name: str, data_dir: Path | None, quiet: bool) -> None:
         tick = functools.cache(display.bar)
         for path in fetch(name, data_dir, lambda file, done, total: tick(file)(done, total)):
             if not quiet:
-                click.echo(f"there: {path}")
+                click.echo(f"file: {path}")
 
 
 @command.command(
@@ -61,7 +61,7 @@ def check_command(name: str, data_dir: Path | None) -> None:
 @command.command(
     "features",
     cls=GroupedCommand,
-    short_help="frozen features of a data set, as data",
+    short_help="compute frozen features of a data set, which are then data themselves",
     examples=(
         "fedlesam data features cifar10 --trunk efficientnet-lite0 --size 96 --mirror --pca 256 --data-dir data",
         "fedlesam run --data features:data/cifar10-efficientnet-lite0-96-mirror-pca256.safetensors --model head",
@@ -72,11 +72,18 @@ def check_command(name: str, data_dir: Path | None) -> None:
 @click.option(
     "--trunk", default="efficientnet-lite0", metavar="NAME", help="a pretrained network  [efficientnet-lite0]"
 )
-@click.option("--size", type=int, default=96, metavar="N", help="pixels of a side to which images are resized  [96]")
-@click.option("--mirror", is_flag=True, help="the mirror images' features too: training then takes either at random")
-@click.option("--pca", type=int, metavar="N", help="keep so many principal components  [all features]")
 @click.option(
-    "--out", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="[DIR/named after the rest]"
+    "--size", type=int, default=96, metavar="N", help="resize images to this height and width in pixels  [96]"
+)
+@click.option(
+    "--mirror", is_flag=True, help="also compute features of the mirror images; training then uses either at random"
+)
+@click.option("--pca", type=int, metavar="N", help="keep this number of principal components  [all features]")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="the file  [in DIR, named after the other options]",
 )
 @click.option("--quiet", "-q", is_flag=True, help="no progress")
 def features_command(
@@ -89,9 +96,9 @@ def features_command(
     out: Path | None,
     quiet: bool,
 ) -> None:
-    """Let a pretrained network without its head see every image once; `--data features:FILE` then trains heads.
+    """Compute the outputs of a pretrained network without its head; `--data features:FILE` then trains heads on them.
 
-    What was computed is kept in the cache: repeat the command to resume it, or to take other components.
+    Results are kept in the cache: repeat the command to resume it, or to keep another number of components.
     """
     from fedlesam.cli.show import Display
     from fedlesam.data.features import Request, compute

@@ -20,15 +20,15 @@ SEEDS = 3
     default=0.1,
     show_default=True,
     metavar="RHO",
-    help="the length of the perturbations; at 0.3 FedLESAM loses, at 0.01 hardly anything differs",
+    help="the norm of the perturbations; at 0.3 FedLESAM loses accuracy, at 0.01 hardly anything differs",
 )
-@click.option("--overwrite", is_flag=True, help="start again where the folder holds an unfinished or another demo")
+@click.option("--overwrite", is_flag=True, help="start again if the folder holds another demo or an unfinished one")
 def command(out: Path, rounds: int, rho: float, overwrite: bool) -> None:
     """Compare FedAvg, FedSAM, SCAFFOLD, FedLESAM and FedLESAM-S on handwritten digits, three seeds each.
 
     40 clients, each with few of the ten classes (Dirichlet 0.1), 4 of them active a round. Prints accuracy, sharpness
-    and costs, and in two sentences what one sees. Writes the curves and the split as pictures, and a page to explore
-    them.
+    and costs, and describes the result in two sentences. Writes pictures of the curves and of the split, and a page to
+    explore them.
     """
     from fedlesam.cli.compare_command import show_comparison
     from fedlesam.report.story import story

@@ -42,13 +42,13 @@ def _need_flower() -> None:
 )
 @click.argument("app", type=APP, required=False)
 @option(
-    "--nodes", type=click.IntRange(1, 64), group="The run", help="SuperNodes, one a client  [the app's clients, or 3]"
+    "--nodes", type=click.IntRange(1, 64), group="The run", help="SuperNodes, one for each client  [the app's, or 3]"
 )
-@option("--rounds", type=click.IntRange(1), group="The run", help="rounds  [the app's own]")
+@option("--rounds", type=click.IntRange(1), group="The run", help="number of rounds  [the app's own]")
 @option("--run-config", default="", metavar="'K=V ...'", group="The run", help="settings, as `flwr run` takes them")
 @option("--node-config", default="", metavar="'K=V ...'", group="The run", help="settings that every node gets")
-@option("--keep", is_flag=True, help="keep the logs; after a failure they are kept in any case")
-@option("--flower-executor", is_flag=True, help="a new process for each message, as Flower does it by itself; slower")
+@option("--keep", is_flag=True, help="keep the logs; after a failure they are always kept")
+@option("--flower-executor", is_flag=True, help="a new process for each message, as Flower does by default; slower")
 def try_command(
     app: Path | None,
     nodes: int | None,
@@ -91,20 +91,20 @@ def try_command(
 )
 @option("--out", type=click.Path(path_type=Path, file_okay=False), required=True, metavar="DIR", help="a new folder")
 @option("--host", "hosts", multiple=True, metavar="NAME", help="a name or address of the SuperLink; repeatable")
-@option("--nodes", type=click.IntRange(0), default=3, show_default=True, help="SuperNodes")
-@option("--days", type=click.IntRange(1), default=365, show_default=True, help="how long the certificates are good")
+@option("--nodes", type=click.IntRange(0), default=3, show_default=True, help="number of SuperNodes")
+@option("--days", type=click.IntRange(1), default=365, show_default=True, help="how long the certificates are valid")
 def keys_command(out: Path, hosts: tuple[str, ...], nodes: int, days: int) -> None:
-    """Make what TLS and SuperNode authentication need.
+    """Make the certificates and keys for TLS and SuperNode authentication.
 
-    An authority (ca.crt, ca.key), the SuperLink's certificate (server.crt, server.key) for the given names, 127.0.0.1
-    and localhost, and a key pair for every SuperNode (node0, node0.pub, ...). ca.key signs more of them: copy it to no
-    machine.
+    Makes a certificate authority (ca.crt, ca.key), the SuperLink's certificate (server.crt, server.key) for the given
+    names, 127.0.0.1 and localhost, and a key pair for every SuperNode (node0, node0.pub, ...). ca.key can sign more
+    certificates: copy it to no other machine.
     """
     _need_flower()
     from fedlesam.flower.keys import make_keys
 
     make_keys(out, hosts, nodes, days)
-    click.echo(f"made in {out}: ca, server, and the keys of {nodes} SuperNodes; they end in {days} days")
+    click.echo(f"made in {out}: ca, server, and the keys of {nodes} SuperNodes; they expire in {days} days")
 
 
 @command.command(
@@ -112,14 +112,14 @@ def keys_command(out: Path, hosts: tuple[str, ...], nodes: int, days: int) -> No
     cls=GroupedCommand,
     examples=("fedlesam deploy executor --port 9094",),
 )
-@option("--port", "ports", type=PORT, multiple=True, default=[9094], help="of the SuperNode; repeatable  [9094]")
-@option("--preload", multiple=True, metavar="MODULE", help="one more module to import once; repeatable")
+@option("--port", "ports", type=PORT, multiple=True, default=[9094], help="the SuperNode's port; repeatable  [9094]")
+@option("--preload", multiple=True, metavar="MODULE", help="another module to import once; repeatable")
 def executor_command(ports: tuple[int, ...], preload: tuple[str, ...]) -> None:
     """Train a SuperNode's messages without importing PyTorch for each of them.
 
-    Flower starts a new Python for every message. This command imports PyTorch once, and forks a process for every
-    message. It goes with a SuperNode of the same machine that was started with `--isolation process`, and ends a minute
-    after it.
+    Flower starts a new Python process for every message. This command imports PyTorch once, and forks a process for
+    every message. It needs a SuperNode on the same machine that was started with `--isolation process`, and ends a
+    minute after that SuperNode.
     """
     _need_flower()
     from fedlesam.flower.executor import run_executor
@@ -136,10 +136,11 @@ def executor_command(ports: tuple[int, ...], preload: tuple[str, ...]) -> None:
 @click.option("--superlink", metavar="NAME", help="a connection of Flower's config.toml  [its default]")
 @json_option
 def check_command(app: Path, superlink: str | None, as_json: bool) -> int:
-    """Look at an app's settings, its connection and the SuperLink behind it, and print what is insecure or missing.
+    """Check an app's settings, its connection and its SuperLink, and print what is insecure or missing.
 
-    Exit code 1 if something is. Connected SuperNodes are compared with the app's `clients`. To see whether the
-    SuperLink accepts any SuperNode, one with a new key asks to be registered; if it is, it is taken back at once.
+    If anything is, the exit code is 1. The number of connected SuperNodes is compared with the app's `clients`. To see
+    whether the SuperLink accepts any SuperNode, the command tries to register one with a new key; if that succeeds, it
+    is removed at once.
     """
     _need_flower()
     from fedlesam.flower.check import check

@@ -10,7 +10,7 @@ from fedlesam.cli.options import Setting, grouped_command, json_option, option
 
 @grouped_command("explain", "fedlesam explain fedgloss", "fedlesam explain fedlesam-s --latex")
 @click.argument("method", type=Setting("algorithm"))
-@option("--latex", is_flag=True, help="the equations as LaTeX")
+@option("--latex", is_flag=True, help="print the equations as LaTeX")
 @json_option
 def command(method: str, latex: bool, as_json: bool) -> None:
     """Explain a method: its equations, parameters and defaults, what a client sends and keeps, its papers.

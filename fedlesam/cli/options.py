@@ -206,7 +206,7 @@ def settings(*, without: Iterable[str] = (), only: Iterable[str] | None = None) 
             group=configs.WHAT,
             type=click.Path(path_type=Path, exists=True, dir_okay=False),
             metavar="FILE",
-            help="settings from a TOML file; flags win",
+            help="settings from a TOML file; flags override them",
         )
     ]
     for name, known in OPTIONS.items():
@@ -280,14 +280,14 @@ trackers = together(
         is_flag=False,
         flag_value="",
         metavar="[DIR]",
-        help="event files in DIR, or in the run's folder (pip install 'fedlesam[tensorboard]')",
+        help="write event files to DIR, or to the run's folder (pip install 'fedlesam[tensorboard]')",
     ),
-    option("--mlflow", group=LIVE, metavar="URI", help="to an MLflow server (pip install 'fedlesam[mlflow]')"),
+    option("--mlflow", group=LIVE, metavar="URI", help="log to an MLflow server (pip install 'fedlesam[mlflow]')"),
     option(
         "--wandb",
         group=LIVE,
         is_flag=True,
-        help="to Weights & Biases; WANDB_MODE=offline needs no account (pip install 'fedlesam[wandb]')",
+        help="log to Weights & Biases; WANDB_MODE=offline needs no account (pip install 'fedlesam[wandb]')",
     ),
     name="trackers",
     make=dict,

@@ -34,10 +34,10 @@ SIDE_BY_SIDE = 4
     metavar=PROBE,
     help="sharpness, hessian, surface, drift or estimate; may be repeated  [sharpness]",
 )
-@option("--data-dir", group=WHAT, metavar="DIR", help="where the data set's files are, if not where they were")
-@option("--device", group=WHAT, metavar="NAME", help="cpu, cuda or cuda:i, if not the run's")
+@option("--data-dir", group=WHAT, metavar="DIR", help="where the data set's files are, if they have moved")
+@option("--device", group=WHAT, metavar="NAME", help="cpu, cuda or cuda:i  [the run's device]")
 @folder("--figures", "where the surfaces' pictures go  [beside the runs]")
-@folder("--tables", "also every table as CSV, Markdown and LaTeX, a row a run")
+@folder("--tables", "also every table as CSV, Markdown and LaTeX, with a row for each run")
 @quiet_option
 @json_option
 def command(
@@ -50,26 +50,26 @@ def command(
     quiet: bool,
     as_json: bool,
 ) -> None:
-    """Measure runs, finished or at their last checkpoint, all in the same way; write the numbers into their folders.
+    """Measure runs with the same settings, finished or at their last checkpoint; write the numbers into their folders.
 
     \b
     sharpness  how far the global loss can rise within a radius: first-order and by
                projected gradient ascent, raw and scale-invariant, and each client's own
                [radius=0.1,relative=0.5,steps=10,samples=1000,local=yes,trained=yes,each=no]
-    hessian    its k largest eigenvalues and the trace
+    hessian    the k largest eigenvalues of the loss's Hessian, and its trace
                [k=3,draws=20,samples=1000]
     surface    the loss along one or two random directions, the same for all runs;
-               stopped and repeated, it resumes
+               a repeated command resumes an interrupted measurement
                [dims=2,points=25,span=1.0,samples=1000,seed=0]
-    drift      at a checkpoint: how far clients' perturbations point from the global one
-               in the round after its last checkpoint  [samples=1000,full=yes]
-    estimate   at a checkpoint: the cosine of FedLESAM's estimate and the global gradient
-               [samples=1000]
+    drift      how far clients' perturbations point away from the global one, in the
+               round after the last checkpoint  [samples=1000,full=yes]
+    estimate   the cosine of FedLESAM's estimate and the global gradient, at the last
+               checkpoint  [samples=1000]
 
-    `samples` is about how many training samples are used, as many of each client; 0 takes all. Numbers go to
-    RUN/probes.jsonl and RUN/surface-2d.safetensors. Drift, estimate and sharpness of trained clients need what clients
-    remember, which is in the last checkpoint. To see them over time: `fedlesam run --probe drift:every=10`.
-    Centralised training (split pooled) named beside federated runs is measured on their clients.
+    `samples` is the approximate number of training samples, with the same number from each client; 0 uses all. Numbers
+    go to RUN/probes.jsonl and RUN/surface-2d.safetensors. Drift, estimate and sharpness of trained clients need the
+    clients' memories, which are in the last checkpoint. To see them over time: `fedlesam run --probe drift:every=10`.
+    A centralised run (split pooled) that is given together with federated runs is measured on their clients.
     """
     from fedlesam.cli.show import Display
     from fedlesam.report import measured
@@ -134,7 +134,7 @@ def _show(found: "list[Measured]") -> None:
             click.echo(f"{who}: on the clients of the others, {on}")
         for name, r in readings.items():
             if r.missing:
-                what = "missing" if r.values else "reads nothing"
+                what = "missing" if r.values else "measured nothing"
                 click.echo(f"{name}, round {r.round}, {r.probe} {what}: {r.missing}")
         click.echo("")
     for one in found:

@@ -40,7 +40,7 @@ def target(text: str) -> float:
     type=target,
     multiple=True,
     metavar="VALUE",
-    help="cost to this accuracy, 0.8 or 80%, or other metric; may be repeated  [what FedAvg reaches, and 9/10 of it]",
+    help="cost to reach this value of the first metric: 80%; may be repeated  [what FedAvg reaches, and 9/10 of it]",
 )
 @file("--out", "the page  [report.html]", default=Path("report.html"))
 @folder("--figures", "also every chart as PNG and PDF, in paper style")
@@ -59,8 +59,8 @@ def command(
     """Make one self-contained page of one run or many: curves, flatness, loss surfaces, costs, how to reproduce.
 
     RUN is a run folder, or a folder of run folders as `fedlesam compare` and `tune` make. Runs that differ only in
-    their seed are drawn as one method with its spread. Runs of different data sets or models are refused, and runs
-    evaluated on test data beside runs evaluated on held-out samples; other differences are noted on the page.
+    their seed are drawn as one method with its spread. Runs of different data sets or models are refused together, and
+    so are runs evaluated on test data and runs evaluated on held-out samples; other differences are noted on the page.
     """
     from fedlesam.cli.show import Display
     from fedlesam.report.write import write_report

@@ -23,16 +23,19 @@ SORTS = ("name", "newest", "score")
     "fedlesam runs --all --json",
 )
 @click.argument("folder", type=click.Path(path_type=Path), default="runs", metavar="[DIR]")
-@option("--sort", type=click.Choice(SORTS), default="name", help="name, newest or score: best first  [name]")
-@option("--all", "everything", is_flag=True, help="every run of comparisons and sweeps, not one line for each of them")
+@option("--sort", type=click.Choice(SORTS), default="name", help="by name, newest first, or best score first  [name]")
+@option(
+    "--all", "everything", is_flag=True, help="list every run of a comparison or sweep, not one line for all of them"
+)
 @json_option
 def command(folder: Path, sort: str, everything: bool, as_json: bool) -> None:
-    """The runs in a folder [runs] and below it: what state they are in, how far they are, what they reached.
+    """List the runs in a folder [runs] and below it: state, progress, accuracy.
 
-    running: a process works on it, with the time it will still take. interrupted: by Ctrl-C or a kill; its command
-    resumes it. stopped: by an error. Runs of a comparison or a sweep are one line, with the best of them; name its
-    folder to see each. The accuracy is of the last evaluation, of test data or of training samples held out, with its
-    round where that is not the last one done. Checkpoints are what an unfinished run keeps on disk to resume from.
+    A running run has a process that works on it; the time left is shown. One that was interrupted, by Ctrl-C or a kill,
+    is resumed by its command. One that stopped ended with an error. The runs of a comparison or a sweep are one line
+    with the best of them; give its folder to see each. The accuracy is that of the last evaluation, on test data or on
+    held-out training samples, with its round if more rounds followed. Checkpoints are the bytes on disk from which a
+    run can be resumed.
     """
     from fedlesam.cli.show import print_table
     from fedlesam.runs.overview import Folded, Overview, find_runs, fold

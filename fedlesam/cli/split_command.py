@@ -17,11 +17,11 @@ from fedlesam.runs import config as configs
     "fedlesam run --split file:splits/p3",
 )
 @settings(only=["data", "data_dir", "split", "clients", "seed"])
-@file("--save", "where to keep it for --split file:FILE  [splits/NAME.safetensors]")
+@file("--save", "where to save the split for --split file:FILE  [splits/NAME.safetensors]")
 @file("--picture", "where to draw samples per class and client, as in the paper's figure 5  [splits/NAME.png]", "PNG")
 @json_option
 def command(settings: Settings, save: Path | None, picture: Path | None, as_json: bool) -> None:
-    """Divide a data set over clients: print what came out, draw it, save it."""
+    """Divide a data set over clients; print, draw and save the split."""
     from fedlesam.cli.show import Display
     from fedlesam.data.splits import make_split, save_split
     from fedlesam.report.pictures import split_heat_map

@@ -26,7 +26,7 @@ def watch_sweep(display: Display, tasks: Sequence[Task]) -> Watch:
     counts = {"finished": 0, "failed": 0}
     began, before = 0.0, 0
     if tasks:
-        what = f"{len(tasks)} runs to train, {total:,} rounds; a line follows the first"
+        what = f"{len(tasks)} runs to train, {total:,} rounds; the next line comes after the first"
         logging.getLogger("fedlesam").info(what, extra={"without_bar": True})
 
     def see(event: Event) -> None:

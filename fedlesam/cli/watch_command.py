@@ -11,8 +11,10 @@ from fedlesam.cli.report_command import target
 
 @grouped_command("watch", "fedlesam watch runs/x", "fedlesam watch runs/comparison --port 8700")
 @click.argument("folders", nargs=-1, required=True, metavar="RUN...", type=click.Path(path_type=Path))
-@option("--target", "targets", type=target, multiple=True, metavar="VALUE", help="cost to this accuracy or value")
-@option("--port", type=click.IntRange(1, 65535), help="of the server  [8610, or a free one]")
+@option(
+    "--target", "targets", type=target, multiple=True, metavar="VALUE", help="also give the cost to reach this value"
+)
+@option("--port", type=click.IntRange(1, 65535), help="the server's port  [8610, or a free one]")
 @option("--open", "opens", is_flag=True, help="also open the page in the browser")
 def command(folders: tuple[Path, ...], targets: tuple[float, ...], port: int | None, opens: bool) -> None:
     """Show the page of `fedlesam report` while runs train, from a small server on this machine. Ctrl-C stops it.

@@ -259,8 +259,8 @@ def collated(samples: list[Any], collate: Collate | None) -> Batch:
             batch = default_collate(samples)
         except (RuntimeError, TypeError) as error:
             raise ValueError(
-                f"samples cannot be put together to a batch ({str(error).splitlines()[0]}); say how with "
-                "fl.Task(..., collate=f), where f makes a batch of a list of samples"
+                f"samples cannot be combined into a batch ({str(error).splitlines()[0]}); give fl.Task(..., "
+                "collate=f), where f makes a batch of a list of samples"
             ) from error
     else:
         try:

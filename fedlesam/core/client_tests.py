@@ -286,7 +286,7 @@ def _of_client(client: int, name: str, metric: Metric, outputs: Tensor, targets:
         return metric.of(name, outputs, targets)
     except ValueError as error:
         raise ValueError(
-            f"on the test samples of client {client} {error}; where a metric is not known of a client, return "
+            f"on the test samples of client {client} {error}; if a metric is not defined for a client, return "
             'float("nan")'
         ) from error
 

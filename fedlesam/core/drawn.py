@@ -17,9 +17,9 @@ def check_clients(clients: Any) -> None:
         clients: What was given.
     """
     if isinstance(clients, Mapping):
-        raise ValueError("clients must be a list, an entry for each, got a dict; use list(clients.values())")
+        raise ValueError("clients must be a list with an entry for each, got a dict; use list(clients.values())")
     if not (hasattr(clients, "__len__") and hasattr(clients, "__getitem__")):
-        raise ValueError(f"clients must be a list, an entry for each, got {clients!r}; use list(clients)")
+        raise ValueError(f"clients must be a list with an entry for each, got {clients!r}; use list(clients)")
     if len(clients) == 0:
         raise ValueError("there are no clients")
 

@@ -168,7 +168,7 @@ class Graphs:
         done.append(seen.operations if done else [])
         if seen.why is not None:
             self.refused = seen.why
-            log.warning("no CUDA graphs: %s; training goes on without them", seen.why)
+            log.warning("no CUDA graphs: %s; training continues without them", seen.why)
         return found
 
     def _record(self, form: Hashable, work: Pass, batch: Batch) -> None:

@@ -56,7 +56,9 @@ def given_tests(
     if tests is None:
         return clients, None
     if isinstance(tests, Mapping):
-        raise ValueError("test_clients must be a list, an entry for each client, got a dict; use list(tests.values())")
+        raise ValueError(
+            "test_clients must be a list with an entry for each client, got a dict; use list(tests.values())"
+        )
     if isinstance(tests, int | float | str) or not (hasattr(tests, "__len__") and hasattr(tests, "__getitem__")):
         share = check_share(tests, "test_clients, where it is no list with an entry for each client,")
         clients, tests = hold_out(clients, share, seed)

@@ -116,7 +116,7 @@ class LocalTraining:
         if self.optimizer != "sgd" and not algorithm.correction.any_optimizer:
             name = type(algorithm.correction).__name__
             raise ValueError(
-                f"LocalTraining: {name} takes a client's update for the sum of its SGD steps, which is wrong for "
+                f"LocalTraining: {name} treats a client's update as the sum of its SGD steps, which is wrong for "
                 f"{self.optimizer}; use sgd, or a method without it (fedavg, fedsam, fedlesam, fedprox, feddyn)"
             )
         if callable(self.lr) or 0 < (lr := self.lr_at(rounds - 1, algorithm)) < math.inf:

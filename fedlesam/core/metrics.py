@@ -118,7 +118,7 @@ def one_float(name: str, value: Any) -> float:
         return float(value)
     except (TypeError, ValueError, RuntimeError):
         told = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)[:80]
-        raise ValueError(f"the metric {name} returns {told}, and one number is needed; return a mean, say") from None
+        raise ValueError(f"the metric {name} returns {told}, but one number is needed; return e.g. a mean") from None
 
 
 def hits(outputs: Tensor, targets: Tensor) -> Tensor | None:

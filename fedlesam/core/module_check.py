@@ -105,7 +105,7 @@ def one_number(loss: object) -> Tensor:
     if isinstance(loss, Tensor) and loss.numel() == 1:
         return loss.reshape(())
     told = f"has the shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"is a {type(loss).__name__}"
-    raise Unsupported(f"the loss of a batch {told}, and a tensor of one number is needed; return its mean, say")
+    raise Unsupported(f"the loss of a batch {told}, but a tensor of one number is needed; return e.g. its mean")
 
 
 def changed_buffers(module: nn.Module, run: Callable[[nn.Module], object]) -> list[str]:

@@ -277,8 +277,8 @@ class ServerRule(Rule):
         """A ValueError if both this rule and the perturbation would shift the start of a round."""
         if type(self).start is not ServerRule.start and algorithm.perturbation.is_constant:
             raise ValueError(
-                f"{type(self).__name__} starts a round away from w, and {type(algorithm.perturbation).__name__} shifts "
-                "the whole round once more: give one of them up"
+                f"{type(self).__name__} starts a round away from w, and {type(algorithm.perturbation).__name__} "
+                "shifts the whole round as well: use only one of them"
             )
 
     def start(self, state: State, weights: Tensor) -> Tensor:
@@ -355,8 +355,8 @@ class Algorithm:
             rule.check(self)
             if self.privacy is not None and rule.tells:
                 raise ValueError(
-                    f"privacy does not go with {type(rule).__name__}: what it learns of clients beside their clipped "
-                    "mean update would have no noise; use rules without state of clients at the server, as in fedsam"
+                    f"privacy does not work with {type(rule).__name__}: it shows the server more than the clipped "
+                    "mean update, and without noise; use rules whose server state has no part of clients, as in fedsam"
                 )
 
     def __repr__(self) -> str:

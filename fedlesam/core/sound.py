@@ -64,7 +64,7 @@ def check_finite(batch: Batch, where: str, numbers: Tensor | slice | None = None
         if values.is_floating_point() and values.numel() and not all(end.isfinite() for end in values.aminmax()):
             sample = int((~values.isfinite()).reshape(len(values), -1).any(1).nonzero()[0]) if values.ndim else 0
             number = int(numbers[sample]) if isinstance(numbers, Tensor) and sample < len(numbers) else sample
-            raise ValueError(f"{where}: {what} of sample {number} is not finite; mend the sample or leave it out")
+            raise ValueError(f"{where}: {what} of sample {number} is not finite; repair the sample or remove it")
 
 
 def check_samples(clients: Clients, tests: NamedTests, *, drop: bool) -> None:
@@ -86,7 +86,7 @@ def check_samples(clients: Clients, tests: NamedTests, *, drop: bool) -> None:
         first = first or (where, kinds)
         for name, kind in kinds.items():
             if (known := first[1].get(name, kind)) != kind:
-                raise ValueError(f"{where}: {name} is {kind}, of {first[0]} it is {known}; give {name}.to({known})")
+                raise ValueError(f"{where}: {name} is {kind}, but {known} for {first[0]}; use {name}.to({known})")
 
 
 def augmented(batch: Batch, augment: Augment, rng: torch.Generator) -> Batch:

@@ -27,7 +27,7 @@ def class_numbers(y: Tensor, output: Sequence[int], where: str) -> None:
     """
     if len(output) < 2 or output[1] == 1:
         raise ValueError(
-            "the model has one output: the default loss, cross-entropy, would be 0 whatever it says; "
+            "the model has one output: the default loss, cross-entropy, would always be 0; "
             f"{OWN_LOSS}, or give the model an output for each class"
         )
     rest, expected = tuple(y.shape[1:]), tuple(output[2:])

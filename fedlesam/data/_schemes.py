@@ -112,8 +112,8 @@ class Split:
             raise ValueError(f"split {self.scheme}: its clients have test samples of their own; leave the share out")
         if self.repeats:
             raise ValueError(
-                f"split {self.scheme}: {self.repeats} samples stand with more than one client, so that what one is "
-                "tested on another may train on; use a split without repeat"
+                f"split {self.scheme}: {self.repeats} samples belong to more than one client, so a client could train "
+                "on another's test samples; use a split without repeat"
             )
         train, tests = list[Indices](), list[Indices]()
         for client, own in enumerate(self.clients):

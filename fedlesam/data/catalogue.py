@@ -115,8 +115,8 @@ SCHEMES: dict[str, str] = _FACTS["schemes"]
 """What `split` and `--split` take, with a line on each."""
 
 OPTIONS = {
-    "size": f"pixels of a side [{SIZE}]",
-    "limit": "at most so many images of a class in a domain",
+    "size": f"height and width in pixels [{SIZE}]",
+    "limit": "at most this number of images of each class in each domain",
     "lists": "domainnet: all [all], or official: train on the train lists, test on the left-out domain's test list",
 }
 """What can follow the name of a data set with domains."""

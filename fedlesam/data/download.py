@@ -97,7 +97,7 @@ def target_folder(known: Official, data_dir: Path | None) -> Path:
 
 def _known(name: str) -> Official:
     if name in EMBEDDED:
-        raise ValueError(f"{name}: is embedded, there is nothing to fetch")
+        raise ValueError(f"{name}: is part of the package, there is nothing to fetch")
     if name.partition(":")[0] in DOMAIN_SETS.keys() | FILE_SETS.keys():
         raise ValueError(f"{name}: is not downloaded; get it from its publishers and name its folder with --data-dir")
     if ":" in name:

@@ -110,7 +110,7 @@ def _check(dataset: Any, client: str, columns: Sequence[str]) -> None:
     if not len(dataset):
         raise ValueError("from_huggingface: the dataset has no rows")
     if not [name for name in columns or dataset.column_names if name != client]:
-        raise ValueError(f"from_huggingface: beside {client} there is no column, so samples would be empty")
+        raise ValueError(f"from_huggingface: there is no column other than {client}, so samples would be empty")
 
 
 def _tensors(dataset: Any, columns: Sequence[str]) -> dict[str, Tensor] | None:

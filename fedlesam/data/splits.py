@@ -64,14 +64,14 @@ def make_split(spec: str, data: DataSet, clients: int | None, seed: int) -> Spli
     """
     if not data.classes and spec.partition(":")[0] in BY_CLASS:
         raise ValueError(
-            f"split {spec}: needs a class number for each sample, and the targets of {data.name} are none; "
-            "use iid, pooled or by:FILE"
+            f"split {spec}: needs a class number for each sample, and the targets of {data.name} are not class "
+            "numbers; use iid, pooled or by:FILE"
         )
     made = _make(spec, data.labels, data, clients, seed)
     if data.domains is not None and made.test is None:
         raise ValueError(
-            f"split {spec}: {data.name} has domains, of which one is to be left out for the test: "
-            f"leave-out:DOMAIN with one of {', '.join(data.domains.names)}"
+            f"split {spec}: {data.name} has domains, and one of them must be left out for the test: leave-out:DOMAIN "
+            f"with one of {', '.join(data.domains.names)}"
         )
     return made
 

@@ -76,7 +76,7 @@ class MappedStep:
             if not all(map(same_bits, first, found)):
                 raise NotStackable(
                     "a client's last bits depend on who shares its stack, for this model and machine: runs cannot be "
-                    "stacked; leave --stack-runs away"
+                    "stacked; remove --stack-runs"
                 )
 
     def _compiled(self, rows: Rows, given: tuple[Any, ...]) -> Tensor:

@@ -134,7 +134,7 @@ class DistributedEngine(Engine):
         for client, needed in self._needed(folder, saved, [reply["holds"] for reply, _ in replies]).items():
             able = [rank for rank, names in enumerate(files) if needed <= set(names)]
             if not able:
-                raise Damaged(f"{folder / min(needed)}: is damaged or on no machine of this run")
+                raise Damaged(f"{folder / min(needed)}: is damaged, or no machine of this run has it")
             shares[able[client % len(able)]].append(client)
         replies = self._load(folder, saved, files, shares)
         self._homes = {client: rank for rank, (reply, _) in enumerate(replies) for client in reply["states"]}
@@ -153,7 +153,7 @@ class DistributedEngine(Engine):
             return {c: {client_file(t, c), anchor_file(t)} & names for c, t in saved.rounds.items()}
         known = {name: dict(clients) for held in holds for name, clients in held.items()}
         if lost := saved.digests.keys() - known.keys():
-            raise Damaged(f"{folder / min(lost)}: is damaged or on no machine of this run")
+            raise Damaged(f"{folder / min(lost)}: is damaged, or no machine of this run has it")
         rounds = sorted((round, client, name) for name, held in known.items() for client, round in held.items())
         return {client: {name} for _, client, name in rounds}
 

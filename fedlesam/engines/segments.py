@@ -106,7 +106,7 @@ class Segment:
         rows = {name.removeprefix(prefix): t for name, t in self._tensors.items() if name.startswith(prefix)}
         clients, rounds = (rows.pop(name) for name in ("clients", "rounds"))
         if any(len(tensor) != len(clients) for tensor in (rounds, *rows.values())) or not len(clients):
-            raise ValueError("it has not a row for each client")
+            raise ValueError("it does not have one row for each client")
         return _Group(shared, rows, clients.tolist(), rounds.tolist())
 
     def _check(self) -> None:

@@ -61,7 +61,7 @@ class Execution:
         """A ValueError for what does not survive the fork of this process into workers."""
         if self.compile and self.workers > 1:
             raise ValueError(
-                "compile does not go with several workers of one process: PyTorch's compiler does not survive their "
+                "compile does not work with several workers of one process: PyTorch's compiler does not survive a "
                 "fork; use one worker, or start the run with torchrun"
             )
 

@@ -42,11 +42,11 @@ def check_stackable(workers: int, stack_runs: int | None, threads: int | None) -
     """
     if workers > 1:
         raise ValueError(
-            f"the stacked engine goes with one worker, got {workers}: the size of a stack decides the last bits of "
-            "what its clients learn, and workers would make stacks of other sizes; use one worker, or the plain engine"
+            f"the stacked engine needs one worker, got {workers}: the size of a stack changes the last bits of the "
+            "results, and workers would make stacks of other sizes; use one worker, or the plain engine"
         )
     if stack_runs is not None and threads not in (None, 1):
-        raise ValueError(f"stack_runs goes with one thread, got {threads}: use several jobs of a sweep instead")
+        raise ValueError(f"stack_runs needs one thread, got {threads}: use several jobs of a sweep instead")
 
 
 @dataclass

@@ -35,7 +35,7 @@ class Store(Mapping[int, Memory]):
 
     def __init__(self, folder: Path | None = None, budget: int | None = None) -> None:
         if budget is not None and folder is None:
-            raise ValueError("a memory budget needs a folder for what goes beyond it")
+            raise ValueError("a memory budget needs a folder for what exceeds it")
         self.folder, self.budget = folder, budget
         self.rounds: dict[int, int] = {}
         """The index: client -> the round its state is of, those that changed last at the end."""

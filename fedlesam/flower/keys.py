@@ -36,7 +36,7 @@ def make_keys(out: Path, hosts: Sequence[str], nodes: int, days: int = 365) -> N
         out: the folder; only its owner may enter it.
         hosts: names and addresses of the SuperLink, in addition to those of this machine.
         nodes: the number of SuperNodes.
-        days: how long the certificates are good.
+        days: how long the certificates are valid.
     """
     out.mkdir(parents=True, exist_ok=True, mode=0o700)
     authority, server = ec.generate_private_key(ec.SECP384R1()), ec.generate_private_key(ec.SECP384R1())

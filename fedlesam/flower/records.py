@@ -47,7 +47,7 @@ def array(tensor: Tensor) -> Array:
         tensor: on any device.
     """
     if sys.byteorder != "little":
-        raise ValueError("this machine is big-endian, which the messages are not made for")
+        raise ValueError("this machine is big-endian, and the messages are little-endian")
     flat = tensor.detach().cpu().contiguous().reshape(-1)
     data = flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
     return Array(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), RAW, data)
@@ -280,9 +280,9 @@ def read_answer(content: RecordDict, client: int, anchor: Tensor, expected: Expe
     numbers = {name: _value(metrics, name, int) for name in ("client", "num-examples", "steps", "lost")}
     numbers |= {name: float(_value(metrics, name, float)) for name in ("lr", "loss")}
     if numbers["client"] != client:
-        raise ValueError(f"it says it is of client {numbers['client']}")
+        raise ValueError(f"it claims to be from client {numbers['client']}")
     if numbers["num-examples"] < 1 or numbers["steps"] < 1 or numbers["lost"] not in (0, 1):
-        raise ValueError(f"its numbers cannot be: {numbers}")
+        raise ValueError(f"its numbers are impossible: {numbers}")
     if not math.isfinite(numbers["loss"]) or not (math.isfinite(numbers["lr"]) and numbers["lr"] > 0):
         raise ValueError(f"its loss {numbers['loss']} or learning rate {numbers['lr']} is not finite and positive")
     result = LocalResult(named.pop("update"), numbers["steps"], numbers["lr"])

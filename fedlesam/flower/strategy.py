@@ -110,7 +110,7 @@ class Strategy(FlowerStrategy):
     ) -> None:
         self.name, self.hyper = (algorithm, dict(hyper or {})) if isinstance(algorithm, str) else ("", {})
         if hyper and not isinstance(algorithm, str):
-            raise ValueError("hyper goes with the name of a method; an Algorithm has its own")
+            raise ValueError("hyper is for the name of a method; an Algorithm has its own")
         self.algorithm = algorithms.get(algorithm, **self.hyper) if isinstance(algorithm, str) else algorithm
         if not isinstance(self.algorithm, Algorithm):
             raise ValueError(f"algorithm must be a name or an Algorithm, got {algorithm!r}")
@@ -251,7 +251,7 @@ class Strategy(FlowerStrategy):
             replies: of the clients.
         """
         if self._open is None:
-            raise ValueError("aggregate_train comes after configure_train")
+            raise ValueError("aggregate_train must be called after configure_train")
         current, self._open = self._open, None
         broadcast, answers = current.broadcast, Answers(dropped=dict(current.dropped))
         answers.read(current.messages, replies, broadcast.weights, self._form)

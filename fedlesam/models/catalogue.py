@@ -75,12 +75,10 @@ def _reads_tokens(spec: str, name: str, vocabulary: int) -> bool:
     """Whether a network takes token numbers; a ValueError unless the data set has just what it takes."""
     reads = "vocabulary" in inspect.signature(MODELS[name]).parameters
     if reads and not vocabulary:
-        raise ValueError(f"model {spec}: reads token numbers, and the samples are none; take it for texts")
+        raise ValueError(f"model {spec}: reads token numbers, but the samples are something else; use it for texts")
     if vocabulary and not reads:
         texts = [other for other, make in MODELS.items() if "vocabulary" in inspect.signature(make).parameters]
-        raise ValueError(
-            f"model {spec}: the samples are token numbers, which it does not read; take {', '.join(texts)}"
-        )
+        raise ValueError(f"model {spec}: the samples are token numbers, which it does not read; use {', '.join(texts)}")
     return reads
 
 

@@ -80,7 +80,7 @@ class ResNet18(nn.Module):
 
 
 def resnet18(shape: Shape, classes: int, width: int = 64, norm: Literal["group", "batch"] = "group") -> nn.Module:
-    """`width=16` for a narrow one; `norm="batch"` for BatchNorm in place of GroupNorm with 2 groups.
+    """ResNet-18; `width=16` makes it narrow, `norm="batch"` uses BatchNorm in place of GroupNorm with 2 groups.
 
     Args:
         shape: (channels, height, width) of an input.

@@ -81,7 +81,7 @@ def _backbone(transformers: Any, weights: str) -> Any:
     except (OSError, ValueError, SafetensorError, RuntimeError) as error:
         reason = str(error).strip().splitlines()[0]
         raise ValueError(
-            f"{where}: no weights to be had ({reason}); give a folder with config.json and model.safetensors or a "
+            f"{where}: no weights were found ({reason}); give a folder with config.json and model.safetensors or a "
             "safetensors file, vit-b32:weights=PATH"
         ) from error
     check_loaded(where, sorted(found["missing_keys"]), sorted(str(key[0]) for key in found["mismatched_keys"]))

@@ -71,7 +71,7 @@ def fitting(text: str | None, algorithm: Algorithm) -> str | None:
 
 def _one(text: str) -> Probe:
     if text.partition(":")[0] == "surface":
-        raise ValueError("probe surface: is measured of a finished run, with `fedlesam probe RUN --probe surface`")
+        raise ValueError("probe surface: is measured on a finished run, with `fedlesam probe RUN --probe surface`")
     return _made(text, PROBES)
 
 

@@ -66,7 +66,7 @@ class Watch:
                 reading = take(probe, Look(self.federation, self.previous, trains_on=not last), self.path)
                 if reading.missing and not reading.values and probe.name not in self._logged:
                     self._logged.add(probe.name)  # once: all of them are in probes.jsonl
-                    log.warning("round %d: the probe %s reads nothing: %s", done, probe.name, reading.missing)
+                    log.warning("round %d: the probe %s measured nothing: %s", done, probe.name, reading.missing)
 
 
 def take(probe: Probe, look: Look, path: Path, more: Mapping[str, Any] | None = None) -> Reading:

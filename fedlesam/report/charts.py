@@ -79,7 +79,7 @@ LEARNING = (
 
 CAPTIONS = {
     "train_loss": "Mean over the active clients and their local steps, at the perturbed point and on their own data.",
-    "epsilon": "Of (epsilon, delta)-differential privacy, up to each round, by the accountant.",
+    "epsilon": "The epsilon of (epsilon, delta)-differential privacy up to each round, from the accountant.",
     "divergence": "Mean over the active clients of the squared distance from their model to the next global one.",
 }
 

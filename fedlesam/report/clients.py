@@ -18,9 +18,9 @@ OWN, MIXTURE = "test_clients", "per_client"
 
 CAPTIONS = {
     OWN: "On the clients' own test samples.",
-    MIXTURE: "The accuracy by class, weighted by each client's own mixture of classes.",
+    MIXTURE: "The accuracy by class, weighted by each client's class proportions.",
 }
-WORDS = "The worst tenth is the mean over the tenth of the clients with the worst values, the spread their deviation."
+WORDS = "Worst tenth: the mean over the tenth of the clients with the worst values. Spread: their standard deviation."
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def over_clients(comparison: Comparison) -> Table:
     columns = [Column("metric"), Column("method")]
     for words in NUMBERS.values():
         columns += [Column(words, digits), *([Column(f"± {words}", digits)] if several else [])]
-    caption = f"Of the last evaluation. {WORDS}{_over_seeds(several)}"
+    caption = f"Values of the last evaluation. {WORDS}{_over_seeds(several)}"
     return Table("clients", "Over clients", columns, rows, caption)
 
 
@@ -129,7 +129,7 @@ def other_metrics(comparison: Comparison) -> Table:
         show = two if measure.percent else digits
         title = f"{on} {measure.title}"
         columns += [Column(f"{title}{measure.unit}", show), *([Column(f"± {title}", show)] if several else [])]
-    return Table("metrics", "Other metrics", columns, rows, f"Of the last evaluation.{_over_seeds(several)}")
+    return Table("metrics", "Other metrics", columns, rows, f"Values of the last evaluation.{_over_seeds(several)}")
 
 
 def _mean_and_spread(ends: list[float], scale: float, several: bool) -> list[Cell]:

@@ -286,7 +286,7 @@ def _doubts(comparison: Comparison) -> list[str]:
         seeds = [(f"{len(g.seeds)} ({', '.join(map(str, sorted(g.seeds)))})", g.label) for g in comparison.groups]
         notes.append(f"Not every method has the same seeds: {_grouped(seeds)}.")
     for key, doubt in {
-        "machine": "Seconds were measured on different machines and do not compare",
+        "machine": "Seconds were measured on different machines and cannot be compared",
         "fedlesam": "The runs were made by different versions of fedlesam",
         "commit": "The runs were made by different commits of fedlesam",
     }.items():
@@ -294,7 +294,7 @@ def _doubts(comparison: Comparison) -> list[str]:
         if len(found) > 1:
             notes.append(f"{doubt}: {', '.join(found)}.")
     if len({(run.config.workers, run.config.threads, run.config.device) for run in runs}) > 1:
-        notes.append("Workers, threads or device differ between runs: their seconds do not compare.")
+        notes.append("Workers, threads or device differ between runs: their seconds cannot be compared.")
     hashes: dict[tuple[Any, ...], set[str]] = defaultdict(set)
     for run in runs:
         if found_hash := (run.summary.get("split") or {}).get("hash"):
@@ -329,7 +329,8 @@ def _probe_doubts(groups: list[Group]) -> list[str]:
                 way = ", ".join(f"{k} {shown(v)}" for k, v in sorted(known.items())) or "no settings recorded"
                 ways[probe].append((way, group.label))
     return [
-        f"The probe {probe} was not made in the same way everywhere, and its values do not compare: {_grouped(found)}."
+        f"The probe {probe} was not made in the same way everywhere, and its values cannot be compared: "
+        f"{_grouped(found)}."
         for probe, found in ways.items()
         if len({way for way, _ in found}) > 1
     ]

@@ -16,6 +16,7 @@ from fedlesam.core.names import file_name
 from fedlesam.report.charts import Chart, learning_curves
 from fedlesam.report.groups import Comparison, Group, compare_runs
 from fedlesam.report.ranking import last_rise
+from fedlesam.report.style import MARKERS
 from fedlesam.runs.evaluated import RENAMED
 from fedlesam.runs.read import Run
 from fedlesam.runs.stats import seed_mean
@@ -70,9 +71,12 @@ def _over_sharpness(axes: Axes, comparison: Comparison) -> None:
         rise = seed_mean([found for run in group.runs if (found := last_rise(run)) is not None])
         end = seed_mean([scale * run.scores["mean_of_last"] for run in group.runs if "mean_of_last" in run.scores])
         if rise is not None and end is not None:
-            bars: dict[str, Any] = {"yerr": end.spread, "xerr": rise.spread, "color": group.look[0]}
-            axes.errorbar(rise.mean, end.mean, fmt="o", capsize=2, linewidth=1, **bars)
-            points.append((end.mean, rise.mean, plain(group.label), group.look[0]))
+            colour, line = group.look
+            bars: dict[str, Any] = {"yerr": end.spread, "xerr": rise.spread, "color": colour}
+            axes.errorbar(rise.mean, end.mean, fmt=MARKERS[line], capsize=2, linewidth=1, **bars)
+            points.append((end.mean, rise.mean, plain(group.label), colour))
+    if len(comparison.groups) > MANY:
+        points.clear()  # names would lie on each other; the legend has colours and markers
     close, above = 0.06 * float(np.ptp([y for y, *_ in points] or [0])), np.inf
     for y, x, name, colour in sorted(points, reverse=True):
         place = (6, -13) if above - y < close else (6, 5)  # names of equal points would lie on each other
@@ -108,7 +112,9 @@ def chart_picture(chart: Chart, groups: list[Group], folder: Path) -> list[Path]
 def _curves(axes: Axes, chart: Chart, groups: list[Group], width: float) -> None:
     for series in chart.series:
         colour, line = groups[series.group].look
-        marks: dict[str, Any] = {"marker": "o" if chart.points else None, "markersize": 2.5}
+        marks: dict[str, Any] = {"markersize": 2.5 * width, "markevery": None if chart.points else [-1]}
+        if chart.points or len(groups) > MANY:
+            marks["marker"] = MARKERS[line]
         label = plain(groups[series.group].legend)
         axes.plot(series.x, series.mean, color=colour, linestyle=line, linewidth=width, label=label, **marks)
         if series.low is not None and series.high is not None:

@@ -1,17 +1,19 @@
-"""What the demo shows, in two sentences made of its numbers."""
+"""What the demo shows, in two sentences with its numbers."""
 
 from fedlesam.report.ranking import Row, rank
 from fedlesam.runs.read import Run
+
+MEASURED = "https://github.com/fedlesam/fedlesam/tree/main/docs/results/claim"
 
 TIE = 0.5
 """Points of accuracy, below which two methods of the demo tie."""
 
 
 def story(runs: list[Run]) -> list[str]:
-    """What one sees of FedAvg, FedSAM, SCAFFOLD, FedLESAM and FedLESAM-S, and why FedLESAM is where it is.
+    """What FedAvg, FedSAM, SCAFFOLD, FedLESAM and FedLESAM-S did, and an explanation of FedLESAM's place.
 
     Args:
-        runs: Of the demo, all methods with the same seeds and rho, with the sharpness probe.
+        runs: The demo's runs: all methods with the same seeds and rho, and with the sharpness probe.
     """
     methods: dict[str, list[Run]] = {}
     for run in runs:
@@ -30,9 +32,9 @@ def story(runs: list[Run]) -> list[str]:
     placed = " and ".join(_beside(named[name], named[other]) for name, other in pairs)
     rho = methods["fedlesam"][0].config.hyper["rho"]
     why = (
-        f"{placed}, because FedLESAM's perturbation stays the same while a client trains: it only moves the point "
-        f"where the client's round starts, by rho = {rho:g}, whereas fedsam's follows the client's own gradient at "
-        "every step."
+        f"{placed}; an explanation, which this demo does not test, is that FedLESAM's perturbation is constant while "
+        f"a client trains, so it only shifts the start of the client's round by rho = {rho:g}, while fedsam's follows "
+        f"the client's own gradient at every step (where both point was measured: {MEASURED})."
     )
     return [seen, why]
 

@@ -4,17 +4,22 @@ from collections import Counter
 
 from fedlesam.runs.methods import is_centralised
 
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D31")
-"""Okabe and Ito's colours, which colour-blind readers can tell apart, less the yellow that vanishes on white."""
+OWN = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D31")
+"""Okabe and Ito's colours, which colour-blind readers can tell apart, without the yellow that vanishes on white."""
 
-ON_DARK = {"#000000": "#F2F2F2"}
-"""Where a dark page would swallow a colour."""
+COLOURS = (*OWN, "#AA44FF", "#6B0F1A", "#99BB44", "#1A1ADB")
+"""Four more for charts of more than eight methods, as far from those eight as they are from each other."""
+
+ON_DARK = {"#000000": "#F2F2F2", "#AA44FF": "#C070FF", "#6B0F1A": "#A83240", "#99BB44": "#B7E35A", "#1A1ADB": "#5A4BFF"}
+"""Replacements for colours that are hard to see on a dark page."""
 
 GREY = "#7F7F7F"
-"""Of centralised training, which is no competitor but what a federation is measured by."""
+"""The colour of centralised training, which is a reference and not a competitor."""
 
-LINES = ("-", "--", ":", "-.")
-"""As matplotlib writes them."""
+MARKERS = {"-": "o", "--": "s", ":": "^", "-.": "D"}
+"""The marker that goes with a line, both as matplotlib writes them: points of one colour differ, too."""
+
+LINES = tuple(MARKERS)
 
 Look = tuple[str, str]
 
@@ -28,11 +33,11 @@ FAMILIES = (
     "feddyn freesam-s fedlesam-released-d",
     "fedsmoo",
 )
-"""Methods that share a colour of `COLOURS`, in its order."""
+"""Methods that share a colour of `OWN`, in its order."""
 
 FAMILY = {name: i for i, names in enumerate(FAMILIES) for name in names.split()}
 FIRST = [names.split()[0] for names in FAMILIES]
-"""Those that have their colour in every chart they are in."""
+"""Methods that have the same colour in every chart."""
 
 
 def style(algorithm: str, taken: list[str]) -> Look:
@@ -58,8 +63,8 @@ def style(algorithm: str, taken: list[str]) -> Look:
 def looks(algorithms: list[str]) -> list[Look]:
     """A look for each line of a chart, in its order.
 
-    The first of a family has its own look, and its relatives another colour beside it. No colour is used twice while
-    one is free, and beyond that no two neighbours share one while another would do.
+    The first method of a family has its own look; the others of the family get another colour beside it. No colour is
+    used twice while one is free. After that, methods of one colour differ in line and marker, and neighbours in colour.
 
     Args:
         algorithms: Methods, one for each line.

@@ -55,7 +55,7 @@ def results(comparison: Comparison) -> Table:
     if probed:
         columns += [Column("sharpness", digits), *([Column("± sharpness", digits)] if several else [])]
     columns += [Column("seeds", whole), Column("rounds", whole), Column("hyper-parameters")]
-    caption = "The first number is the mean of the last 10 evaluations, or of all where there are fewer."
+    caption = "The first number is the mean of the last 10 evaluations, or of all if there are fewer."
     if measure.smaller:
         caption += " Smaller is better."
     if probed:
@@ -147,7 +147,7 @@ def to_targets(comparison: Comparison, targets: list[float]) -> Table:
     for title, show in (("rounds", whole), ("MB sent", three_digits), ("seconds", three_digits)):
         columns += _columns(title, show, base is not None)
     place = "below" if measure.smaller else "above"
-    caption = f"Until the first evaluation at or {place} the target. Mean over seeds, only where every seed got there. "
+    caption = f"Until the first evaluation at or {place} the target. Mean over seeds, if every seed reached it. "
     title = f"Cost to a target {comparison.evaluated_on} {measure.title}"
     return Table("to-target", title, columns, rows, caption + _unit(comparison))
 
@@ -165,7 +165,7 @@ def _columns(title: str, show: Show, multiples: bool) -> list[Column]:
 
 def _unit(comparison: Comparison) -> str:
     if comparison.baseline is None:
-        return "FedAvg, the unit of the field, is not among the runs, so there are no multiples of it."
+        return "FedAvg is not among the runs, so costs are not given as multiples of it."
     return f"×: times {comparison.baseline.label}, less is better."
 
 

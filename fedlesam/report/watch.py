@@ -113,7 +113,7 @@ class Server(ThreadingHTTPServer):
             except OSError as error:
                 taken = error
         else:
-            raise ValueError(f"port {port} cannot be used ({taken.strerror}); give another one, or none") from taken
+            raise ValueError(f"port {port} cannot be used ({taken.strerror}); choose another, or none") from taken
         self.names = {f"{name}:{self.server_port}" for name in (HOST, "localhost")}
 
     @property

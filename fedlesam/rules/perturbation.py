@@ -279,7 +279,7 @@ class TrajectoryAscent(Ascent):
         rule = algorithm.correction
         if not isinstance(rule, ClientMomentum | WeightedMomentum) or rule.alpha == 1:
             raise ValueError(
-                "TrajectoryAscent follows the momentum of the correction: it goes with ClientMomentum or "
+                "TrajectoryAscent follows the momentum of the correction: it works with ClientMomentum or "
                 f"WeightedMomentum with alpha below 1, not with {rule!r}"
             )
 

@@ -110,16 +110,16 @@ class Manifest:
         numbers = [self.round, *clients, *clients.values(), *(digest.size for digest in digests)]
         texts = [*self.run.values(), *(seal.sha256 for seal in digests)]
         if not all(type(n) is int and n >= 0 for n in numbers) or not all(isinstance(text, str) for text in texts):
-            raise ValueError("it is not a description of a checkpoint")
+            raise ValueError("it is not the manifest of a checkpoint")
         if path.name != manifest_file(self.round) or any(round >= self.round for round in clients.values()):
-            raise ValueError("it is of another round")
+            raise ValueError("it belongs to another round")
         if self.clients is None:
             ours = all((found := NAME.fullmatch(name)) and int(found[1]) <= self.round for name in self.memories)
         else:
             files = {client_file(round, client) for client, round in clients.items()}
             ours = self.memories.keys() <= files | {anchor_file(round) for round in clients.values()}
         if not ours:
-            raise ValueError("it names files that are no client's")
+            raise ValueError("it names files that do not belong to clients")
 
 
 class Checkpoints:
@@ -210,7 +210,7 @@ class Checkpoints:
                 federation.restore(state, self.clients, Saved(manifest.memories, manifest.clients))
             except Damaged as error:
                 wrong = str(error)
-                log.warning("%s; going back to the checkpoint before", error)
+                log.warning("%s; using the previous checkpoint", error)
                 continue
             self.previous = previous
             self.chain = [*reversed(self._readable(federation, paths[number + 1 :])), manifest]
@@ -221,7 +221,7 @@ class Checkpoints:
         if paths:
             raise ValueError(
                 f"{self.folder}: none of its {len(paths)} checkpoints can be used (the oldest: {wrong}); "
-                "mend the folder, or start the run again with --overwrite"
+                "repair the folder, or start the run again with --overwrite"
             )
         if self.folder.exists() and not self.folder.is_dir():
             raise ValueError(f"{self.folder}: is not a folder, but checkpoints go there; move it away")
@@ -246,7 +246,7 @@ class Checkpoints:
                 federation.state = state
                 return True
             except Damaged as error:
-                log.warning("%s; reading the checkpoint before", error)
+                log.warning("%s; reading the previous checkpoint", error)
         return False
 
     def state_at(self, round: int, like: ServerState) -> ServerState | None:
@@ -296,9 +296,9 @@ class Checkpoints:
             previous = tensors.pop(PREVIOUS, None)
             state = ServerState.unflatten(manifest.round, tensors)
             if forms({"": state.weights, **state.buffers}) != forms({"": like.weights, **like.buffers}):
-                raise ValueError("it is of another model")
+                raise ValueError("it belongs to another model")
             if previous is not None and forms({"": previous}) != forms({"": state.weights}):
-                raise ValueError("the model before is of another one")
+                raise ValueError("the previous model has another shape")
         except UNREADABLE as error:
             raise Damaged(one_line(f"{path}: is damaged: {error}")) from error
         return state, previous

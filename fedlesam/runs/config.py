@@ -54,46 +54,61 @@ class RunConfig:
     active: int | float = option(0.1, WHAT, "clients per round: 10 is a count, 0.1 or 10% a share", active_clients, "K")
     rounds: int = option(100, WHAT, "communication rounds", metavar="T")
     lr: float | str = option(0.1, LOCAL, "local learning rate, or a schedule: 0.1,cosine:100", kinds.rate, "LR")
-    lr_decay: float | None = option(None, LOCAL, "its factor per round (default: the method's own)")
+    lr_decay: float | None = option(None, LOCAL, "factor of the learning rate per round (default: the method's own)")
     epochs: int | float | str | None = option(
         None, LOCAL, "local epochs, 0.5 or a range 1-5 (default: 5; cifar100: 2; texts, writers: 1)", epoch_range
     )
     steps: int | None = option(None, LOCAL, "local steps instead of epochs", metavar="K")
-    optimizer: Optimizer = option("sgd", LOCAL, "of local steps; adamw goes with methods that do not assume sgd")
-    batch_size: int | None = option(
-        None, LOCAL, "samples a step (default: 50; digits: 10; cifar100, texts, writers: 20; domains: 32)"
+    optimizer: Optimizer = option(
+        "sgd", LOCAL, "the optimizer of local steps; adamw works with methods that do not assume sgd"
     )
-    weight_decay: float = option(1e-3, LOCAL, "pull of the weights to zero")
-    clip: float = option(10.0, LOCAL, "largest gradient norm; 0 never clips")
+    batch_size: int | None = option(
+        None, LOCAL, "samples per step (default: 50; digits: 10; cifar100, texts, writers: 20; domains: 32)"
+    )
+    weight_decay: float = option(1e-3, LOCAL, "L2 regularisation of the weights")
+    clip: float = option(10.0, LOCAL, "clip gradients to this norm; 0 never clips")
     clip_scope: ClipScope = option("loss", LOCAL, "clip the loss gradient, or the gradient corrected by the method")
     momentum: float = option(0.0, LOCAL, "heavy-ball momentum inside a round")
-    augment: bool = option(True, LOCAL, "the data set's augmentation, where it has one")
+    augment: bool = option(True, LOCAL, "the data set's augmentation, if it has one")
     hyper: Mapping[str, Value] = field(default_factory=dict)
     """The method's hyper-parameters that differ from their defaults, by name."""
     sampling: str | None = option(None, RUN, "module:callable that draws the clients of a round", metavar="NAME")
     stop_when: str | None = option(None, RUN, "end early, e.g. 'accuracy>=0.9' or 'loss<0.5'", metavar="RULE")
-    patience: int | None = option(None, RUN, "end after N evaluations without a better first metric", metavar="N")
+    patience: int | None = option(
+        None, RUN, "end after N evaluations in which the first metric did not improve", metavar="N"
+    )
     weighting: Weighting = option("clients", RUN, "average over clients, or by their examples")
     evaluate_every: int = option(1, RUN, "rounds between two evaluations; the last round is always evaluated")
     client_test: float | None = option(
-        None, RUN, "test every client on this share of its own samples, 20%, which it does not train on", kinds.share
+        None,
+        RUN,
+        "test every client on a share of its own samples, such as 20%; it does not train on them",
+        kinds.share,
     )
-    per_client: bool = option(False, RUN, "also the accuracy on every client's own mixture of classes")
+    per_client: bool = option(False, RUN, "also measure accuracy weighted by every client's class proportions")
     dropout: float = option(0.0, RUN, "probability that an active client never answers", metavar="P")
     max_update_norm: float = option(0.0, RUN, "drop updates with a larger norm; 0 never does", metavar="NORM")
-    on_client_error: OnError = option("drop", RUN, "a client that raises or whose numbers explode: drop it, or stop")
+    on_client_error: OnError = option(
+        "drop", RUN, "if a client raises an error or its numbers are not finite: drop it, or stop"
+    )
     seed: int = option(0, RUN, "the same seed and threads give the same bits")
-    precision: Precision = option("fp32", RUN, "of passes: fp32, tf32 (GPU), bf16 by autocast, or bf16-pure")
-    engine: Engine = option("plain", RUN, "plain, or stacked: clients of a small model as one computation, one worker")
+    precision: Precision = option(
+        "fp32", RUN, "precision of forward and backward passes: fp32, tf32 (GPU), bf16 by autocast, or bf16-pure"
+    )
+    engine: Engine = option(
+        "plain", RUN, "plain, or stacked: train clients of a small model as one computation (one worker only)"
+    )
     stack_runs: int | None = option(
         None,
         RUN,
-        "runs of a sweep that differ in seed or numbers as one computation, of so many clients",
+        "train runs that differ only in seed or numbers as one computation with ROWS clients",
         metavar="ROWS",
     )
     compile: bool = option(False, RUN, "torch.compile the model; with --engine stacked the whole step")
     threads: int | None = option(
-        None, RUN, "CPU threads per worker (default: PyTorch's choice, 1 with several workers; kept on repeats)"
+        None,
+        RUN,
+        "CPU threads per worker (default: PyTorch's choice, 1 with several workers; a resumed run keeps its number)",
     )
     workers: int = option(1, MACHINE, "processes that train clients side by side; the results do not change")
     memory: int = option(4 * 10**9, MACHINE, "clients' memory kept in RAM, the rest in files", byte_size, "SIZE")
@@ -104,14 +119,19 @@ class RunConfig:
     checkpoint_every: int | str = option(
         "300s", MACHINE, "rounds (10) or time (300s, 5min) between checkpoints", kinds.interval, "EVERY"
     )
-    keep: int = option(2, MACHINE, "checkpoints kept; an older one replaces a damaged one")
+    keep: int = option(2, MACHINE, "number of checkpoints to keep; an older one is used if the newest is damaged")
     keep_last: bool = option(
-        True, MACHINE, "keep the last checkpoint of a finished run: more --rounds extend it; --no-keep deletes it"
+        True,
+        MACHINE,
+        "keep the last checkpoint of a finished run, so that more --rounds can extend it; --no-keep deletes it",
     )
     lost_after: float = option(
-        60.0, MACHINE, "end a run when a process of it is stopped or not heard for so long; 0: never", metavar="SECONDS"
+        60.0,
+        MACHINE,
+        "end the run if one of its processes is stopped or silent for this long; 0: never",
+        metavar="SECONDS",
     )
-    cuda_graphs: bool = option(True, MACHINE, "on a GPU, record passes once and replay them, where the model allows it")
+    cuda_graphs: bool = option(True, MACHINE, "on a GPU, record passes once and replay them, if the model allows it")
     device: str = option("auto", MACHINE, "auto, cpu, cuda or cuda:i")
 
 

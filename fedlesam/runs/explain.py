@@ -10,7 +10,11 @@ from fedlesam.core.formulas import NOTATION, PARAMETERS, Equations, equations
 from fedlesam.runs import costs
 from fedlesam.runs.costs import Cost
 
-SLOTS = {"perturbation": "where to look", "correction": "how to turn", "server": "how to land"}
+SLOTS = {
+    "perturbation": "Perturbation (where to look)",
+    "correction": "Correction (how to turn)",
+    "server": "Server rule (how to land)",
+}
 
 
 @dataclass(frozen=True)
@@ -58,8 +62,8 @@ class Explanation:
             self.equations.latex() if latex else self.equations.text(),
             "\n".join(["Parameters:" if given else "Parameters: none", *given]),
             f"The learning rate is multiplied by {self.algorithm.lr_decay:g} after every round.",
-            f"Cost: {cost.passes:g} backward passes. Vectors of the model's size: a client receives {cost.down:g}, "
-            f"sends {cost.up:g} and holds {cost.stored:g} between its rounds, the server {cost.server:g}.",
+            f"Backward passes per step: {cost.passes:g}. Vectors of the model's size: a client receives {cost.down:g}, "
+            f"sends {cost.up:g} and holds {cost.stored:g} between its rounds; the server holds {cost.server:g}.",
             *([f"What was released differs: {self.released}"] if self.released else []),
             *(f"{SLOTS[slot]}: {rule}\n{_indented(doc)}" for slot, (rule, doc) in self.rules.items()),
             "Symbols: " + "; ".join(f"{symbol}: {meaning}" for symbol, meaning in NOTATION.items()) + ".",

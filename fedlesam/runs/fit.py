@@ -85,7 +85,12 @@ def fit(
                 callback(record)
 
         if folder is None:
-            log.info("%s: %d rounds to train; a line follows the first", label, rounds, extra={"without_bar": True})
+            log.info(
+                "%s: %d rounds to train; the next line comes after the first",
+                label,
+                rounds,
+                extra={"without_bar": True},
+            )
             _train(federation, config, see)
         else:
             watch = watchers.watch(config, folder.path, see) if openers else see

@@ -198,7 +198,7 @@ class RunFolder:
         """
         now, began = versions(), self.read_versions() if done else {}
         if done and not began and self.versions.exists():
-            log.warning("%s: is damaged, so it is not known with which versions the run began", self.versions)
+            log.warning("%s: is damaged, so the versions with which the run began are not known", self.versions)
         if not began:
             disk.write_json(self.versions, now)
             return

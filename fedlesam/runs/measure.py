@@ -134,7 +134,7 @@ def _check_memories(paths: list[Path], wanted: Sequence[Probe | Grid]) -> None:
         without = [path for path in paths if not Checkpoints(RunFolder(path).checkpoints).found()]
         if without and isinstance(probe, Probe) and not probe.at_end:
             raise ValueError(
-                f"{without[0]}: {probe.name} needs what clients remember, but this run has no checkpoint; measure it "
+                f"{without[0]}: {probe.name} needs the clients' memories, but this run has no checkpoint; measure it "
                 f"while training, with `fedlesam run --probe {probe.name}:every=10`, or train without --no-keep"
             )
 

@@ -58,7 +58,7 @@ def open_between_rounds(path: Path, config: RunConfig | None = None, data: DataS
     checkpoints = _at_checkpoint(folder, experiment, memories=True)
     if checkpoints is None:
         raise ValueError(
-            f"{path}: has no checkpoint, so what its clients remember is not there; measure it while training, with "
+            f"{path}: has no checkpoint, so its clients' memories are gone; measure it while training, with "
             "`fedlesam run --probe drift:every=10`, or train without --no-keep"
         )
     state, previous = federation.state, checkpoints.previous
@@ -77,9 +77,7 @@ def moved(federation: Federation, model: Federation) -> Federation:
     """
     state, new = federation.state, model.state
     if state.weights.shape != new.weights.shape:
-        raise ValueError(
-            f"a model of {new.weights.numel():,} weights cannot stand for one of {state.weights.numel():,}"
-        )
+        raise ValueError(f"a model of {new.weights.numel():,} weights cannot replace one of {state.weights.numel():,}")
     federation.state = dataclasses.replace(state, round=new.round, weights=new.weights, buffers=new.buffers)
     return federation
 

@@ -175,7 +175,7 @@ def execute(
             held.callback(checkpoints.journals[folder.metrics.name].close)
             tell(federation.state.round)
         left, name = config.rounds - federation.state.round, f"{config.algorithm}, seed {config.seed}"
-        text = f"{name}: {left} rounds to train; a line follows the first"
+        text = f"{name}: {left} rounds to train; the next line comes after the first"
         log.info(text, extra={"without_bar": True})
         return _train(folder, config, ready, checkpoints, records, watch, probes)
 

@@ -143,7 +143,7 @@ def test_gpu_memory_without_a_gpu_and_without_the_data(call: Call, tmp_path: Pat
     assert code == 0, err
     rows = dict(line.split(":", 1) for line in out.splitlines())
     assert rows["GPU"].strip().endswith("with --device cuda and a worker on each, and the activations")
-    assert "cifar10 is not here" in rows["data"]
+    assert "cifar10 was not found" in rows["data"]
     found = {}
     for method in ("fedavg", "fedsam", "scaffold"):
         code, out, err = call("cost", *flags, "--algorithm", method, "--json")

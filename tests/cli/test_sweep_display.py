@@ -18,7 +18,9 @@ def test_lines_have_the_round_the_metric_and_the_time_left(
     tasks = [Task(RunConfig(rounds=1000), Path(str(i)), f"rho {i}") for i in range(2)]
     with Display(quiet=False).open() as display:
         see = watch_sweep(display, tasks)
-        assert capsys.readouterr().err == "2 runs to train, 2,000 rounds; a line follows the first\n", "at once"
+        assert capsys.readouterr().err == "2 runs to train, 2,000 rounds; the next line comes after the first\n", (
+            "at once"
+        )
         now = iter([100.0, 101.0])
         monkeypatch.setattr("fedlesam.cli.sweep_display.time.monotonic", lambda: next(now, 101.0))
         see(Event(tasks[0], "round", 1, state="test accuracy 40.0 %"))

@@ -260,7 +260,7 @@ def test_very_many_clients_are_divided_when_they_are_drawn() -> None:
         (1.5, "share above 0 and below 1, e.g. 0.2, got 1.5"),
         ("20%", "share above 0 and below 1"),
         ([None] * 12, "test_clients has no samples of any client"),
-        ({str(i): pair(3) for i in range(12)}, "test_clients must be a list, an entry for each client, got a dict"),
+        ({str(i): pair(3) for i in range(12)}, "test_clients must be a list with an entry for each client, got a dict"),
         ([pair(3)], "test_clients has 1 entries, and there are 12 clients"),
         ([(torch.randn(2, 4), torch.tensor([0, 9]))] + [None] * 11, "the test samples of client 0: label 9"),
         ([None, (torch.randn(2, 5), torch.tensor([0, 1]))] + [None] * 10, "as the test samples of client 1 has"),

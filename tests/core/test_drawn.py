@@ -58,7 +58,7 @@ def ones(*shape: int) -> Tensor:
 
 WRONG: dict[str, tuple[Any, str]] = {
     "label": ((ones(2, 5), torch.tensor([0, 3])), r"client 4: label 3 is outside 0 to 2, the model's 3 outputs"),
-    "dtype": ((torch.ones(2, 5), torch.tensor([0, 1])), r"client 4: x is torch.float32, of client 0 it is torch"),
+    "dtype": ((torch.ones(2, 5), torch.tensor([0, 1])), r"client 4: x is torch.float32, but torch"),
     "empty": ((ones(0, 5), torch.zeros(0).long()), r"client 4: has no samples; leave it out"),
     "lengths": ((ones(2, 5), torch.tensor([0])), r"client 4: x has 2 samples and y has 1"),
     "nan": ((ones(2, 5) * torch.nan, torch.tensor([0, 1])), r"client 4: x of sample 0 is not finite"),

@@ -101,7 +101,7 @@ def test_what_a_graph_could_not_repeat_runs_without(how: str, why: str, caplog: 
             play(fed, SCHEDULE)
     assert_same_bits(states(one), states(other))
     assert recorder.records == 0
-    assert [r.message for r in caplog.records] == [f"no CUDA graphs: {why}; training goes on without them"]
+    assert [r.message for r in caplog.records] == [f"no CUDA graphs: {why}; training continues without them"]
 
 
 def test_choosing_by_number_is_no_read() -> None:

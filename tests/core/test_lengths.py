@@ -115,7 +115,7 @@ def test_adamw_takes_the_proximal_pull_for_a_part_of_the_gradient() -> None:
 @pytest.mark.parametrize("name", ["scaffold", "fedcm", "fedlesam-s", "fedlesam-m", "fedgamma"])
 def test_adamw_is_refused_where_the_correction_assumes_sgd(name: str) -> None:
     correction = type(fl.algorithms.get(name).correction).__name__
-    with pytest.raises(ValueError, match=f"{correction} takes .* wrong for adamw; use sgd, or a method without it"):
+    with pytest.raises(ValueError, match=f"{correction} treats .* wrong for adamw; use sgd, or a method without it"):
         train(1, name, optimizer="adamw")
 
 

@@ -188,7 +188,7 @@ def test_a_loss_of_one_entry_is_a_number() -> None:
             lambda o, y: nn.functional.cross_entropy(o, y, reduction="none"),
             r"has the shape \(\d,\)",
         ),
-        (lambda o, y: 0.5, "is a float, and a tensor of one number is needed"),
+        (lambda o, y: 0.5, "is a float, but a tensor of one number is needed"),
     ],
 )
 def test_a_loss_that_is_not_one_number_is_no_clients_fault(loss: Any, says: str) -> None:

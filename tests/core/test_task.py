@@ -229,7 +229,7 @@ BAD: dict[str, tuple[Any, str]] = {
     "rows": (lambda: federation("fedavg", clients=[{"x": X, "labels": Y[:3]}]), r'x"\] has 12.*labels"\] has 3'),
     "ragged": (
         lambda: federation("fedavg", clients=[[{"x": X[0]}, {"x": X[1, :3]}]], task=fl.Task(loss=named_loss)).round(),
-        r"samples cannot be put together to a batch.*fl.Task\(..., collate=f\)",
+        r"samples cannot be combined into a batch.*fl.Task\(..., collate=f\)",
     ),
     "a batch that does not fit the model": (
         lambda: federation("fedavg", clients=[{"x": X[:, :3], "labels": Y}], task=fl.Task(loss=named_loss)),
@@ -243,11 +243,11 @@ BAD: dict[str, tuple[Any, str]] = {
         lambda: federation(
             "fedavg", task=fl.Task(loss=lambda m, b: F.cross_entropy(m(b[0]), b[1], reduction="none"))
         ).round(),
-        r"the loss of a batch has the shape \(\d,\), and a tensor of one number is needed; return its mean",
+        r"the loss of a batch has the shape \(\d,\), but a tensor of one number is needed; return e.g. its mean",
     ),
     "a loss that is nothing": (
         lambda: federation("fedavg", task=fl.Task(loss=lambda m, b: None)),
-        "the loss of a batch is a NoneType, and a tensor of one number",
+        "the loss of a batch is a NoneType, but a tensor of one number",
     ),
     "a metric that raises": (
         lambda: federation(
@@ -258,13 +258,13 @@ BAD: dict[str, tuple[Any, str]] = {
     ),
     "a metric that is no number": (
         lambda: federation("fedavg", test=(X, Y), task=fl.Task.classification(metrics={"all": lambda o, t: o})).round(),
-        r"the metric all returns a tensor of shape \(12, 3\), and one number is needed",
+        r"the metric all returns a tensor of shape \(12, 3\), but one number is needed",
     ),
     "a metric that is nothing": (
         lambda: federation(
             "fedavg", test=(X, Y), task=fl.Task.classification(metrics={"m": lambda o, t: None})
         ).round(),
-        r"the metric m returns None, and one number is needed",
+        r"the metric m returns None, but one number is needed",
     ),
     "columns and numbers": (
         lambda: federation("fedavg", model=mlp((5, 1)), clients=[(X, X[:, 0])], task=fl.Task.regression()),

@@ -207,7 +207,7 @@ def test_binary_cut_inside_and_between_records(tmp_path: Path) -> None:
     path = tmp_path / "cifar-10-batches-bin" / "data_batch_2.bin"
     whole = path.read_bytes()
     path.write_bytes(whole[:-1])
-    refused("no multiple of 3073", data_dir=tmp_path)
+    refused("not a multiple of 3073", data_dir=tmp_path)
     path.write_bytes(whole[:-3073])
     refused("different sizes.*'data_batch_2.bin': 9", data_dir=tmp_path)
     path.write_bytes(b"")

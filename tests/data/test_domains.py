@@ -295,8 +295,8 @@ def test_the_seed_divides_a_domain(tmp_path: Path) -> None:
         ("leave-out:oil,x", None, "after the comma the clients of each domain are expected"),
         ("leave-out:oil,9", None, "9 clients are more than the 8 images of the domain ink"),
         ("leave-out:oil,2", 5, "has 4 clients, not 5; leave the number out"),
-        ("iid", 3, "split iid: .* has domains, of which one is to be left out .* one of ink, oil, photo"),
-        ("pooled", None, "is to be left out"),
+        ("iid", 3, "split iid: .* has domains, and one of them must be left out .* one of ink, oil, photo"),
+        ("pooled", None, "must be left out"),
     ],
 )
 def test_splits_that_make_no_sense(spec: str, clients: int | None, message: str, tmp_path: Path) -> None:

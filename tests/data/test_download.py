@@ -172,7 +172,12 @@ def test_folder_that_cannot_be_made(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "match"),
-    [("digits", "embedded"), ("folder:x", "your own"), ("a:b", "your own"), ("cifar", "did you mean 'cifar10'")],
+    [
+        ("digits", "part of the package"),
+        ("folder:x", "your own"),
+        ("a:b", "your own"),
+        ("cifar", "did you mean 'cifar10'"),
+    ],
 )
 def test_names_without_a_download(name: str, match: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=match):

@@ -78,7 +78,7 @@ def test_they_train_alike_in_both_forms() -> None:
         (lambda d: d.to_iterable_dataset(), "speaker_id", "expected a map-style .* streaming=False"),
         (lambda d: d, "speaker", "unknown column 'speaker': did you mean 'speaker_id'"),
         (lambda d: d.select([]), "speaker_id", "the dataset has no rows"),
-        (lambda d: d.select_columns(["speaker_id"]), "speaker_id", "beside speaker_id there is no column"),
+        (lambda d: d.select_columns(["speaker_id"]), "speaker_id", "no column other than speaker_id"),
         (
             lambda d: d.map(lambda row: {"speaker_id": None}, load_from_cache_file=False),
             "speaker_id",

@@ -277,5 +277,5 @@ def test_a_segment_on_no_machine_is_named(tmp_path: Path) -> None:
         play(fed, [(0, 3), (1, 2)])
         saved = fed.save_memories(tmp_path)
         (tmp_path / segment_file(2, 1)).unlink()
-        with pytest.raises(Damaged, match=r"round000002-segment1\.safetensors: is damaged or on no machine"):
+        with pytest.raises(Damaged, match=r"round000002-segment1\.safetensors: is damaged, or no machine"):
             fed.restore(fed.state, tmp_path, Saved(saved.digests))

@@ -127,7 +127,7 @@ def test_what_does_not_keep_rows_apart_is_refused(monkeypatch: pytest.MonkeyPatc
 
 def test_several_threads_are_refused() -> None:
     torch.manual_seed(0)
-    with pytest.raises(ValueError, match="stack_runs goes with one thread, got 2"):
+    with pytest.raises(ValueError, match="stack_runs needs one thread, got 2"):
         fl.Federation(nn.Linear(6, 3), clients(0), execution=fl.Execution(threads=2, stack_runs=ROWS))
 
 

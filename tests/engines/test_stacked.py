@@ -108,7 +108,7 @@ def test_the_order_of_samples_is_the_plain_loops(size: int) -> None:
 @pytest.mark.parametrize(
     ("settings", "why"),
     [
-        ({"workers": 2}, "goes with one worker, got 2: .* or the plain engine"),
+        ({"workers": 2}, "needs one worker, got 2: .* or the plain engine"),
     ],
 )
 def test_what_it_would_not_keep_to_is_refused(settings: dict[str, Any], why: str) -> None:
@@ -216,7 +216,7 @@ class Holey(torch.utils.data.Dataset[tuple[torch.Tensor, torch.Tensor]]):
 def test_an_error_says_the_same_in_both_engines(engine: str) -> None:
     """No learning rate helps against a sample that is not finite."""
     fed = federate(model(), [Holey(i) for i in range(3)], "fedavg", engine=engine)
-    with pytest.raises(fl.NotFinite, match=r"client 1: .*x of sample 3 is not finite; mend the sample"):
+    with pytest.raises(fl.NotFinite, match=r"client 1: .*x of sample 3 is not finite; repair the sample"):
         fed.round()
 
 

@@ -210,13 +210,13 @@ def test_a_file_alone_is_taken_for_b32(checkpoint: Path, tmp_path: Path) -> None
 
 @pytest.mark.extras
 def test_vit_without_weights(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ValueError, match=r"no weights to be had .* vit-b32:weights=PATH"):
+    with pytest.raises(ValueError, match=r"no weights were found .* vit-b32:weights=PATH"):
         vit(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "vit"}))
     (tmp_path / "model.safetensors").write_text("spoilt")
-    with pytest.raises(ValueError, match="no weights to be had"):
+    with pytest.raises(ValueError, match="no weights were found"):
         vit(tmp_path)
-    with pytest.raises(ValueError, match="no weights to be had"):
+    with pytest.raises(ValueError, match="no weights were found"):
         vit(tmp_path / "model.safetensors")
 
 

@@ -63,10 +63,10 @@ def test_both_engines_agree(spec: str, method: str) -> None:
 
 
 def test_models_and_data_must_fit() -> None:
-    with pytest.raises(ValueError, match="model char-gru: reads token numbers, and the samples are none"):
+    with pytest.raises(ValueError, match="model char-gru: reads token numbers, but the samples are something else"):
         make_model("char-gru", (1, 8, 8), 10, 0)
     with pytest.raises(
-        ValueError, match="model mlp: the samples are token numbers, which it does not read; take char-gru"
+        ValueError, match="model mlp: the samples are token numbers, which it does not read; use char-gru"
     ):
         make_model("mlp", (80,), 10, 0, vocabulary=9)
     with pytest.raises(ValueError, match="width must be a multiple of the 4 heads, got 6"):

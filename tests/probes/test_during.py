@@ -175,7 +175,7 @@ def test_a_new_run_does_not_inherit_measurements(tmp_path: Path) -> None:
         ({"probe": "sharpnes"}, "unknown probe 'sharpnes': did you mean 'sharpness'"),
         ({"probe": "drift", "algorithm": "fedavg"}, "has no perturbation"),
         ({"probe": "drift", "workers": 2, "store": "pinned"}, "use --store shared or one worker"),
-        ({"probe": "surface"}, "is measured of a finished run"),
+        ({"probe": "surface"}, "is measured on a finished run"),
         ({"probe": "drift drift:every=2"}, "probe drift is named twice"),
         ({"probe": "drift:evry=2"}, "unknown option 'evry': did you mean 'every'"),
         ({"probe": "drift:every=x"}, "every must be a whole number, got 'x'"),

@@ -213,7 +213,7 @@ def test_what_a_probe_does_wrong_is_said_once(tmp_path: Path, caplog: pytest.Log
     list(Watch(federation("fedavg"), [Broken(every=1)], tmp_path / "p.jsonl").train(3))
     lines = readings.read(tmp_path / "p.jsonl")
     assert [line.missing for line in lines] == ["RuntimeError: a probe's own"] * 4
-    assert caplog.text.count("the probe broken reads nothing") == 1
+    assert caplog.text.count("the probe broken measured nothing") == 1
 
 
 def test_a_later_reading_replaces_one_of_nothing(tmp_path: Path) -> None:
@@ -276,7 +276,7 @@ def test_the_page_and_the_command_tell_it(
     monkeypatch.setattr(Hessian, "error", Broken.error, raising=False)
     asked = ["probe", str(run), "--probe", "hessian:k=2,samples=30", "--tables", str(tmp_path / "tables")]
     cli.main(asked, standalone_mode=False)
-    assert "hessian reads nothing: RuntimeError: a probe's own" in capsys.readouterr().out
+    assert "hessian measured nothing: RuntimeError: a probe's own" in capsys.readouterr().out
     assert "RuntimeError" in (tmp_path / "tables" / "hessian.csv").read_text(encoding="utf-8")
     cli.main([*asked, "--json"], standalone_mode=False)
     assert json.loads(capsys.readouterr().out)["readings"][0]["missing"] == "RuntimeError: a probe's own"

@@ -95,7 +95,7 @@ def test_drift_of_a_finished_run_is_that_of_a_longer_one_there(in_runs: Call) ->
 def test_drift_without_a_checkpoint_is_refused(in_runs: Call) -> None:
     execute(tiny(keep_last=False), Path("gone"))
     code, _, err = in_runs("probe", "gone", "--probe", "drift")
-    assert code == 2 and "gone: drift needs what clients remember, but this run has no checkpoint" in err
+    assert code == 2 and "gone: drift needs the clients' memories, but this run has no checkpoint" in err
 
 
 def test_quiet_says_nothing(in_runs: Call) -> None:

@@ -371,7 +371,7 @@ def test_a_manifest_under_another_name_is_not_believed(tmp_path: Path) -> None:
     (tmp_path / "round000002.json").write_bytes((tmp_path / "round000001.json").read_bytes())
     with warnings() as heard:
         assert Checkpoints(tmp_path).load(first_rounds()) == 1
-    assert "round000002.json: is damaged: it is of another round" in heard[0]
+    assert "round000002.json: is damaged: it belongs to another round" in heard[0]
 
 
 def first_rounds() -> Federation:

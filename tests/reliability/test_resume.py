@@ -193,7 +193,7 @@ def test_a_damaged_checkpoint_is_stepped_over(
     damage(tmp_path / "run", what)
     with caplog.at_level(logging.WARNING, "fedlesam"):
         assert go_on(config, tmp_path / "run") == [3, 4, 5]
-    assert "going back to the checkpoint before" in caplog.text
+    assert "using the previous checkpoint" in caplog.text
     assert result(tmp_path / "run") == references(config)
 
 

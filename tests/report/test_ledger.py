@@ -107,7 +107,7 @@ def test_a_target_never_reached_says_so() -> None:
 def test_without_fedavg_there_are_no_multiples() -> None:
     table = to_targets(compare_runs([run([0.5, 0.6], "fedsam")]), [0.5])
     assert not any("×" in column.name for column in table.columns)
-    assert "FedAvg, the unit of the field, is not among the runs" in table.caption
+    assert "FedAvg is not among the runs" in table.caption
     assert "×" not in costs(compare_runs([run([0.5], "fedsam")])).csv()
 
 

@@ -106,6 +106,24 @@ def test_seeds_have_bands(browser: Browser, page: Path) -> None:
     assert sorted(browser.run(script, card)) == [0, 1, 2, 3, 4]
 
 
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_twelve_methods_differ_in_colour_and_points_also_in_marker(
+    browser: Browser, tmp_path: Path, scheme: str
+) -> None:
+    more = ["fedgamma", "feddyn", "fedsmoo", "fedcm", "mofedsam", "freesam", "fedprox"]
+    for name in [*METHODS, *more]:
+        fake_run(tmp_path / "runs" / name, name, probes=True, hyper={"rho": 0.1} if "sam" in name else {})
+    write_report(find_runs([tmp_path / "runs"]), tmp_path / "report.html")
+    browser.open(tmp_path / "report.html", scheme=scheme)
+    script = (
+        "return arguments[0].querySelector('.plot').data.filter((t) => t.meta && t.meta.group !== undefined)"
+        ".map((t) => [t.name, t.line.color, t.marker.symbol])"
+    )
+    drawn = {name: (colour, symbol) for name, colour, symbol in browser.run(script, browser.show("Sharpness"))}
+    assert len(drawn) == len({colour for colour, _ in drawn.values()}) == 12
+    assert drawn["fedlesam"][1] == "square" != drawn["fedavg"][1], "its line is dashed"
+
+
 def test_curves_against_what_they_cost(browser: Browser, page: Path) -> None:
     browser.open(page)
     bar = browser.run("return document.getElementById('bar')")

@@ -4,14 +4,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from fake_runs import fake_run
+from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from PIL import Image
 
 from fedlesam.algorithms import CATALOGUE, PAPER
 from fedlesam.report.pictures import accuracy_curves, split_heat_map
-from fedlesam.report.style import COLOURS, FAMILY, looks, style
+from fedlesam.report.style import COLOURS, FAMILY, MARKERS, ON_DARK, looks, style
 from fedlesam.runs.config import RunConfig
-from fedlesam.runs.read import Run
+from fedlesam.runs.read import Run, find_runs
 
 DARK, LIGHT = (8, 48, 107), (247, 251, 255)
 """The ends of the map Blues."""
@@ -116,6 +118,35 @@ def test_methods_of_your_own_get_colours_that_are_left(beside: str) -> None:
     looks = [style(name, taken) for name in taken]
     assert len({colour for colour, _ in looks}) == 3
     assert {colour for colour, _ in looks} <= set(COLOURS)
+
+
+@pytest.mark.parametrize("count", [3, 12])
+def test_points_have_names_or_with_many_methods_a_legend_with_their_markers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    kept: list[Figure] = []
+    monkeypatch.setattr("fedlesam.report.pictures.save", lambda figure, path: kept.append(figure))
+    for name in list(CATALOGUE)[:count]:
+        fake_run(tmp_path / name, name, probes=True)
+    accuracy_curves(find_runs([tmp_path]), tmp_path / "x.png", "a title")
+    curves, points = kept[0].axes
+    assert len(points.texts) == (3 if count == 3 else 0)
+    if count == 12:
+        shown = {(line.get_color(), line.get_marker()) for line in curves.lines}
+        assert len(shown) == 12
+        assert {marker for _, marker in shown} <= set(MARKERS.values())
+        drawn = {(bars[0].get_color(), bars[0].get_marker()) for bars in points.containers}
+        assert drawn == shown, "the legend's"
+
+
+@pytest.mark.parametrize("colour", COLOURS)
+def test_every_colour_is_seen_on_light_and_on_dark_paper(colour: str) -> None:
+    def light(shade: str) -> float:
+        parts = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in (v / 255 for v in rgb(shade))]
+        return 0.05 + 0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2]
+
+    assert light("#FFFFFF") / light(colour) > 2
+    assert light(ON_DARK.get(colour, colour)) / light("#171B21") > 2.5, "on a card of the dark page"
 
 
 def test_more_methods_than_colours() -> None:

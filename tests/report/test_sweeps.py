@@ -13,8 +13,8 @@ from fake_runs import fake_run, fake_sweep
 from fedlesam.report.charts import charts_of
 from fedlesam.report.groups import compare_runs
 from fedlesam.report.page import page
-from fedlesam.report.story import story
-from fedlesam.report.style import COLOURS, looks
+from fedlesam.report.story import MEASURED, story
+from fedlesam.report.style import COLOURS, MARKERS, OWN, looks
 from fedlesam.report.summaries import tables_of
 from fedlesam.report.sweeps import views
 from fedlesam.report.write import curves_csv, write_report
@@ -105,7 +105,7 @@ def test_methods_stay_in_the_order_in_which_they_were_named(tmp_path: Path) -> N
     assert [run.method for run in find_runs([tmp_path])] == ["fedavg", "fedlesam", "scaffold"], "by name"
 
 
-def test_up_to_eight_methods_have_eight_colours() -> None:
+def test_up_to_twelve_methods_have_colours_of_their_own() -> None:
     arms = [
         "fedavg",
         "fedlesam",
@@ -116,11 +116,14 @@ def test_up_to_eight_methods_have_eight_colours() -> None:
         "freesam",
         "fedlesam-released",
     ]
-    assert {colour for colour, _ in looks(arms)} == set(COLOURS)
+    assert {colour for colour, _ in looks(arms)} == set(OWN)
     known = dict(zip(arms, looks(arms), strict=True))
     assert known["fedsam"] == looks(["fedsam"])[0], "the paper's methods keep theirs"
-    more = [colour for colour, _ in looks([*arms, "fedprox", "freesam-d", "fedadam", "fedcm"])]
-    assert all(one != other for one, other in itertools.pairwise(more)), "neighbours differ"
+    twelve = [*arms, "fedprox", "freesam-d", "fedadam", "fedcm"]
+    assert len({colour for colour, _ in looks(twelve)}) == len(twelve) == len(COLOURS)
+    many = looks([*twelve, "freesam-s", "mofedsam", "fedlesam-m", "fedlesam-d", "random-round-s", "random-step-s"])
+    assert all(one[0] != other[0] for one, other in itertools.pairwise(many)), "neighbours differ"
+    assert len({(colour, MARKERS[line]) for colour, line in many}) == len(many), "as lines and as points"
 
 
 @pytest.mark.parametrize(
@@ -140,3 +143,7 @@ def test_the_story_follows_the_numbers(tmp_path: Path, gap: float, said: str) ->
     assert second.startswith(said)
     assert "fedlesam-s ties with scaffold (-0.1 points)" in second
     assert "rho = 0.1" in second
+    assert "an explanation, which this demo does not test" in second
+    assert "because" not in second, "the demo measures no cause"
+    measured = Path(__file__).parents[2] / MEASURED.partition("/tree/main/")[2] / "README.md"
+    assert "\n## Where the perturbations point\n" in measured.read_text("utf-8")

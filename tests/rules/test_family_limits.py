@@ -219,7 +219,7 @@ def test_the_radius_grows() -> None:
 @pytest.mark.parametrize("server", [Nesterov(), ShiftedDynamic()], ids=repr)
 @pytest.mark.parametrize("rule", [GlobalAscent(), RandomRoundAscent()], ids=repr)
 def test_two_shifts_are_refused(server: Any, rule: Any) -> None:
-    with pytest.raises(ValueError, match=r"starts a round away from w, and .*Ascent shifts the whole round once more"):
+    with pytest.raises(ValueError, match=r"starts a round away from w, and .*Ascent shifts the whole round as well"):
         Algorithm(rule, server=server)
 
 
@@ -230,7 +230,7 @@ def test_two_shifts_are_refused(server: Any, rule: Any) -> None:
             {"server": DualMean()},
             "adds the clients' h_i, which NoCorrection does not send: use the correction SentDual",
         ),
-        ({"perturbation": TrajectoryAscent()}, "goes with ClientMomentum or WeightedMomentum with alpha below 1"),
+        ({"perturbation": TrajectoryAscent()}, "works with ClientMomentum or WeightedMomentum with alpha below 1"),
         ({"perturbation": TrajectoryAscent(), "correction": ClientMomentum(1.0)}, "with alpha below 1"),
         ({"lr_floor": 1.5}, "lr_floor must be at most 1"),
     ],

@@ -87,7 +87,7 @@ def test_two_workers_and_any_order_have_the_same_bits() -> None:
     ids=lambda rules: "-".join(type(rule).__name__ for rule in rules.values()),
 )
 def test_rules_that_learn_more_of_clients_are_refused(rules: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"privacy does not go with .*: what it learns of clients"):
+    with pytest.raises(ValueError, match=r"privacy does not work with .*: it shows the server more"):
         Algorithm(**rules, privacy=Privacy())
 
 

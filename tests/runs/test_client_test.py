@@ -131,7 +131,7 @@ def test_a_natural_split_brings_the_test_samples_of_its_clients(tmp_path: Path) 
     ("change", "words"),
     [
         ({"client_test": 1.5}, r"--client-test must be a share above 0 and below 1, e.g. 0.2, got 1.5"),
-        ({"split": "dirichlet:0.1,repeat"}, r"samples stand with more than one client.*without repeat"),
+        ({"split": "dirichlet:0.1,repeat"}, r"samples belong to more than one client.*without repeat"),
     ],
 )
 def test_bad_shares_are_refused_before_anything_is_written(change: Any, words: str, tmp_path: Path) -> None:

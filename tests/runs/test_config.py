@@ -431,7 +431,7 @@ def test_build_passes_every_setting_on() -> None:
     assert experiment.split.scheme == "dirichlet:0.3" and experiment.split.tests is not None
     assert len(fed.weights) == 64 * 3 + 3 + 3 * 10 + 10
     assert build(dataclasses.replace(config, clip=2.0)).federation.local.clip == 2.0
-    with pytest.raises(ValueError, match="the stacked engine goes with one worker, got 3"):
+    with pytest.raises(ValueError, match="the stacked engine needs one worker, got 3"):
         build(dataclasses.replace(config, engine="stacked"))
 
 

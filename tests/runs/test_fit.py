@@ -203,7 +203,7 @@ def test_sampling_by_a_function_of_ones_own(tmp_path: Path) -> None:
 def test_a_log_says_at_once_what_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
     federation().fit(3)
     first, second, *_, last = capsys.readouterr().err.splitlines()
-    assert first == "fedlesam-s: 3 rounds to train; a line follows the first"
+    assert first == "fedlesam-s: 3 rounds to train; the next line comes after the first"
     assert second.startswith("fedlesam-s  round 1/3  test accuracy ") and second.endswith(" left")
     assert last.startswith("fedlesam-s  round 3/3")
 

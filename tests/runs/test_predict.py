@@ -357,5 +357,5 @@ def test_compiled_is_close_to_plain(tmp_path: Path) -> None:
 def test_compile_with_several_workers_is_refused() -> None:
     """The compiler's threads and locks do not survive a fork: it would hang."""
     client = (torch.ones(2, 3), torch.zeros(2, dtype=torch.int64))
-    with pytest.raises(ValueError, match=r"compile does not go with several workers.*torchrun"):
+    with pytest.raises(ValueError, match=r"compile does not work with several workers.*torchrun"):
         federate(torch.nn.Linear(3, 2), [client], compile=True, workers=2)

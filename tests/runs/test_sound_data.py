@@ -52,7 +52,7 @@ def regression(y: torch.Tensor, outputs: int = 1, **settings: Any) -> Federation
 
 
 BAD: dict[str, tuple[Callable[[], Any], str]] = {
-    "regression": (lambda: regression(torch.randn(6, 1)), r"one output.*cross-entropy, would be 0.*mse_loss"),
+    "regression": (lambda: regression(torch.randn(6, 1)), r"one output.*cross-entropy, would always be 0.*mse_loss"),
     "regression, flat": (lambda: regression(torch.randn(6)), r"one output.*mse_loss"),
     "two classes, one output": (lambda: regression(torch.tensor([0, 1] * 3)), r"an output for each class"),
     "regression without an axis": (
@@ -86,11 +86,11 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "one client of another precision": (
         lambda: with_client(X.float(), Y),
-        r"client 1: x is torch.float32, of client 0 it is torch.float64; give x.to\(torch.float64\)",
+        r"client 1: x is torch.float32, but torch.float64 for client 0; use x.to\(torch.float64\)",
     ),
     "NaN in a client": (
         lambda: with_client(spoilt(X, 4), Y),
-        r"client 1: x of sample 4 is not finite; mend the sample or leave it out",
+        r"client 1: x of sample 4 is not finite; repair the sample or remove it",
     ),
     "infinity in a client": (lambda: with_client(spoilt(X, 2, -math.inf), Y), r"client 1: x of sample 2 is not finite"),
     "NaN in a data set": (

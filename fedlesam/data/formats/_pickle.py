@@ -123,7 +123,7 @@ def safe_loads(data: bytes, where: str) -> dict[str, Any]:
         if not isinstance(loaded, dict):
             raise ValueError(f"holds a {type(loaded).__name__}, not a dictionary")
         if file.read(1):
-            raise ValueError("it continues after its end")
+            raise ValueError("there are bytes after its end")
         return {_text(key): _array(v) if isinstance(v, _Recorded) else v for key, v in loaded.items()}
     except _Foreign as error:
         raise ValueError(f"{where}: {error}; get the official file") from None

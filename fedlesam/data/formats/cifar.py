@@ -47,7 +47,9 @@ def _records(data: bytes, where: str, known: Official) -> Part:
     heads = 2 if known.name == "cifar100" else 1
     size = heads + int(np.prod(known.shape))
     if len(data) % size:
-        raise ValueError(f"{where}: {len(data):,} bytes are no multiple of {size} per image; truncated, get it again")
+        raise ValueError(
+            f"{where}: {len(data):,} bytes are not a multiple of {size} per image; truncated, get it again"
+        )
     rows = np.frombuffer(data, np.uint8).reshape(-1, size)
     return rows[:, heads:].reshape(-1, *known.shape), rows[:, heads - 1].astype(np.int64)
 

@@ -4,6 +4,7 @@
   const root = document.documentElement;
   const on = groups.map(() => true);
   const DASH = { "-": "solid", "--": "dash", ":": "dot", "-.": "dashdot" };
+  const SYMBOL = { "-": "circle", "--": "square", ":": "triangle-up", "-.": "diamond" };
   const SCENES = 12; // browsers keep about sixteen WebGL contexts alive
   const SHOWN = 0.8; // the share of all losses below the top of the scale
   const coarse = matchMedia("(pointer: coarse)").matches;
@@ -74,7 +75,7 @@
       traces.push({
         x, y: line(s.mean), type: "scatter", mode: chart.points ? "lines+markers" : "lines",
         name: safe(groups[s.group].label), line: { color: colour(s.group), dash: DASH[groups[s.group].line], width: 2 },
-        marker: { size: 6 }, meta: { group: s.group },
+        marker: { size: 6, symbol: SYMBOL[groups[s.group].line] }, meta: { group: s.group },
         customdata: low === null ? undefined : low.map((least, i) => [least, high[i]]),
         hovertemplate: `%{y:.4g}${range}<extra>${safe(groups[s.group].label)}</extra>`,
       });
@@ -86,7 +87,7 @@
         return {
           x: against ? values(across(s)) : [safe(groups[s.group].label)], y: [mean], type: "scatter", name: safe(groups[s.group].label),
           mode: against ? "markers+text" : "markers", text: [safe(groups[s.group].label)], textposition: "top center", cliponaxis: false,
-          marker: { size: 11, color: colour(s.group) }, meta: { group: s.group },
+          marker: { size: 11, color: colour(s.group), symbol: SYMBOL[groups[s.group].line] }, meta: { group: s.group },
           error_y: { type: "data", symmetric: false, array: [high - mean], arrayminus: [mean - low], color: colour(s.group) },
           hovertemplate: `%{y:.4g}<extra>after round ${values(s.x)[0]}</extra>`,
         };
@@ -121,7 +122,7 @@
       const g = points[0].group;
       traces.push({
         x: shown.map(place), y: shown.map((p) => p.mean), type: "scatter", mode: "lines+markers", name: safe(method), meta: { group: g },
-        line: { color: colour(g), dash: DASH[groups[g].line], width: 2 }, marker: { size: 7 },
+        line: { color: colour(g), dash: DASH[groups[g].line], width: 2 }, marker: { size: 7, symbol: SYMBOL[groups[g].line] },
         error_y: { type: "data", array: shown.map((p) => p.sd ?? 0), visible: shown.some((p) => p.sd !== null), thickness: 1 },
         text: shown.map((p) => `${settings(view, p)}: ${scored(p)}`), hovertemplate: `%{text}<extra>${safe(method)}</extra>`,
       });
