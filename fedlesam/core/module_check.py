@@ -96,6 +96,16 @@ def one_number(loss: object) -> Tensor:
     raise Unsupported(f"the loss of a batch {told}, and a tensor of one number is needed; return its mean, say")
 
 
+def check_learns(loss: Tensor) -> Tensor:
+    """A loss that is to be differentiated, refused if there is nothing to differentiate."""
+    if loss.requires_grad:
+        return loss
+    raise Unsupported(
+        "the loss of a batch does not depend on the model's weights, so there is nothing to learn from it; compute it "
+        "from what the model returns, without detach or no_grad"
+    )
+
+
 def changed_buffers(module: nn.Module, run: Callable[[nn.Module], object]) -> list[str]:
     """Those that a forward pass in training mode changes, tried on a copy; what is not sent may not change.
 

@@ -116,7 +116,7 @@ def check_targets(clients: Clients, tests: NamedTests | None = None, *, task: Ta
 
 def check_outputs(
     model: FlatModel, clients: Clients, tests: NamedTests, task: Task, *, stacked: bool
-) -> tuple[int, list[str], Callable[[Clients], None]]:
+) -> tuple[int, list[str], Callable[..., None]]:
     """Show the model one sample, and check all targets against its outputs, before any work is done.
 
     Args:
@@ -156,6 +156,22 @@ def check_outputs(
     check = functools.partial(check_targets, task=task, output=outputs.shape)
     check(clients, tests)
     return outputs.shape[-1] if outputs.ndim else 1, changed, check
+
+
+def blame_targets(model: FlatModel, task: Task, batch: Batch, where: str) -> None:
+    """After a loss or a metric has failed on a batch: a ValueError if its targets are why.
+
+    Args:
+        model: that has seen the batch.
+        task: how a batch becomes a loss.
+        batch: the batch.
+        where: whose it is.
+    """
+    if task.fits is None or model.called.running or len(model.called.returned) != 1:
+        return
+    outputs = task.outputs_of(model.called.returned)
+    if isinstance(outputs, Tensor):
+        task.fits(task.targets_of(batch), outputs.shape, where)
 
 
 def _shown(model: FlatModel, task: Task, batch: Batch, whose: str) -> ForwardPass:

@@ -85,7 +85,7 @@ def test_bad_roles(content: bytes, match: str, tmp_path: Path) -> None:
 
 def test_a_damaged_archive_of_roles(tmp_path: Path) -> None:
     (tmp_path / "roles.jsonl.gz").write_bytes(b"\x1f\x8b\x08 not gzip at all")
-    with pytest.raises(ValueError, match="truncated or damaged .*; get it again"):
+    with pytest.raises(ValueError, match=r"truncated or damaged .*; get it again"):
         load("shakespeare", tmp_path)
 
 
