@@ -19,6 +19,11 @@ def check_module(module: nn.Module) -> None:
             raise Unsupported(
                 f"{name} of the model has no shape yet (a lazy module): call the model on one batch first, then give it"
             )
+        if tensor.device.type == "meta":
+            raise Unsupported(
+                f"{name} of the model has no values yet (it is on the meta device): make the model outside "
+                'torch.device("meta"), or call model.to_empty(device="cpu") and load its weights, then give it'
+            )
     for name, layer in module.named_modules():
         if isinstance(layer, nn.SyncBatchNorm):
             raise Unsupported(

@@ -157,3 +157,31 @@ def test_a_label_out_of_range_in_a_test_set_of_samples() -> None:
     fed = federation("fedavg", test=FORMS["samples"](X, Y + 7))
     with pytest.raises(ValueError, match=f"before round 0, so nothing is lost: the samples evaluated on: {SAYS}"):
         fed.round()
+
+
+class Squeezed(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).squeeze()
+
+
+@pytest.mark.parametrize("loss", [F.smooth_l1_loss, nn.MSELoss(), None], ids=["function", "module", "own"])
+def test_outputs_and_targets_that_would_be_broadcast_are_refused(loss: Any) -> None:
+    given: dict[str, Any] = {"task": fl.Task(loss=lambda model, batch: F.mse_loss(model(batch[0]), batch[1]))}
+    if loss is not None:
+        given = {"task": fl.Task.supervised(loss)}
+    says = r"outputs of shape \(2, 1\) with targets of shape \(2\), of two samples, .*y.unsqueeze\(-1\)"
+    with pytest.raises(ValueError, match=says):
+        federation("fedavg", model=nn.Linear(5, 1).double(), clients=[(X, X[:, 0])], **given)
+    federation("fedavg", model=Squeezed(5, 1).double(), clients=[(X, X[:, 0])], **given).round()
+    federation("fedavg", model=nn.Linear(5, 1).double(), clients=[(X, X[:, :1])], **given).round()
+
+
+def test_perplexity_of_no_token_is_not_known() -> None:
+    """Of a client whose test samples are padding alone: it is untested, and the mean over the others is finite."""
+    texts = torch.arange(24).reshape(6, 4) % 5
+    model = nn.Sequential(nn.Embedding(5, 3), nn.Linear(3, 5))
+    tests = [(texts, texts), (texts, torch.full_like(texts, -100))]
+    language = fl.Task.language_model()
+    fed = fl.Federation(model, [(texts, texts)] * 2, "fedavg", task=language, test_clients=tests)
+    over = fed.round().test_clients["perplexity"]
+    assert over.untested == 1 and 1 < over.mean < 100
