@@ -86,6 +86,11 @@ def fit(
             show(record)
             for callback in callbacks:
                 callback(record)
+                if federation.state.round != record.round + 1:
+                    raise ValueError(
+                        f"fit: a callback has trained the federation to round {federation.state.round}; fit does that, "
+                        "and a callback only looks at the record"
+                    )
 
         if folder is None:
             log.info("%s: %d rounds to train; a line follows the first", label, rounds, extra={"without_bar": True})

@@ -173,7 +173,12 @@ def execute(
                 if wrong:
                     raise ValueError(wrong[0])
             if tell is None:
-                disk.make_folder(path)
+                try:
+                    disk.make_folder(path)
+                except OSError as error:
+                    raise OSError(
+                        f"{path}: cannot be made: {error.strerror}; choose another folder with --out"
+                    ) from error
                 tell = held.enter_context(locked(path))
                 if not folder.is_empty():
                     raise ValueError(f"{path}: another process has just begun a run here; repeat the command")
