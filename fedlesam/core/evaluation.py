@@ -123,13 +123,15 @@ def _measured(task: Task, done: ForwardPass, batch: Batch) -> tuple[dict[str, Te
 def take_few(model: FlatModel, data: Batches, task: Task) -> bool:
     """Whether the metrics make numbers of a few samples. One that does not may be right: some need all classes.
 
+    Buffers may change: who trains or evaluates loads them anew.
+
     Args:
         model: the model.
         data: the test data.
         task: how a batch becomes a loss, and what is measured.
     """
     model.module.eval()
-    size, before = min(FEW, len(data)), model.buffers()
+    size = min(FEW, len(data))
     called = CalledModel(model.module, None, model.called.cast)  # compiled, it would be so for this size, too
     try:
         with warnings.catch_warnings():
@@ -140,8 +142,6 @@ def take_few(model: FlatModel, data: Batches, task: Task) -> bool:
             combine([BatchScore(0, size, float(done.loss), terms, kept)], task)
     except Exception:
         return False
-    finally:
-        model.load_buffers(before)
     return True
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from worlds import SIZES, assert_same_bits, federation, samples, states
+from worlds import SIZES, assert_same_bits, federation, samples, states, training
 
 import fedlesam as fl
 from fedlesam.core.evaluation import FEW
@@ -98,6 +98,8 @@ def test_it_is_tried_once_and_without_a_trace() -> None:
     assert_same_bits(states(with_it), states(without))
 
 
+ALIKE = training(epochs=1)
+"""All clients take as many steps, so that they are stacked."""
 ENGINES = pytest.mark.parametrize("engine", ["plain", "stacked"])
 
 
@@ -105,7 +107,7 @@ ENGINES = pytest.mark.parametrize("engine", ["plain", "stacked"])
 @pytest.mark.parametrize("method", ["fedavg", "fedsam", "fedlesam"])
 def test_a_loss_without_the_model_is_refused(engine: str, method: str) -> None:
     lost = fl.Task(loss=lambda model, batch: F.cross_entropy(model(batch[0]).detach(), batch[1]))
-    fed = federation(method, task=lost, engine=engine)
+    fed = federation(method, clients=[(X[:6], Y[:6])] * 3, task=lost, engine=engine, local=ALIKE)
     with pytest.raises(ValueError, match=r"does not depend on the model's weights.*without detach"):
         fed.round()
 
@@ -137,10 +139,10 @@ SAYS = r"label [789] is outside 0 to 2, the model's 3 outputs; mend the labels, 
 @pytest.mark.parametrize("made", [True, False])
 def test_a_label_out_of_range_is_said_by_its_client(form: str, made: bool, engine: str) -> None:
     clients = Made(FORMS[form]) if made or form == "pair" else list(Made(FORMS[form]))
-    fed = federation("fedsam", clients=clients, engine=engine)
+    fed = federation("fedsam", clients=clients, engine=engine, local=ALIKE)
     with pytest.raises(ValueError, match=f"client 2: {SAYS}"):
         fed.round()
-    fed = federation("fedsam", clients=clients, engine=engine, on_client_error="drop")
+    fed = federation("fedsam", clients=clients, engine=engine, local=ALIKE, on_client_error="drop")
     dropped = fed.round().dropped
     assert dropped is not None and list(dropped) == [2] and "client 2: label" in dropped[2]
 
@@ -150,6 +152,17 @@ def test_a_label_out_of_range_in_test_samples_that_are_made(form: str) -> None:
     clients = [(X[:6], Y[:6])] * 4
     fed = federation("fedavg", clients=clients, test_clients=Made(FORMS[form]))
     with pytest.raises(ValueError, match=f"the test samples of client 2: {SAYS}"):
+        fed.round()
+
+
+def test_a_label_that_the_loss_ignores_is_out_of_range_in_test_samples_that_are_made() -> None:
+    class Ignored(Made):
+        def __getitem__(self, client: Any) -> Any:
+            x, y = super().__getitem__(client)
+            return x, torch.where(y > 2, -100, y)
+
+    fed = federation("fedavg", clients=[(X[:6], Y[:6])] * 4, test_clients=Ignored(FORMS["pair"]))
+    with pytest.raises(ValueError, match="the test samples of client 2: label -100 is outside 0 to 2"):
         fed.round()
 
 
