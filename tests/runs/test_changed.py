@@ -180,3 +180,17 @@ def test_changed_data_of_the_command_line_are_refused(tmp_path: Path, monkeypatc
     execute(resolve(RunConfig(rounds=4, **base)), out)
     execute(resolve(RunConfig(rounds=4, **base)), tmp_path / "whole")
     assert contents(out)["model.safetensors"] == contents(tmp_path / "whole")["model.safetensors"]
+
+
+def test_a_record_that_cannot_be_written_says_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from fedlesam.runs import journal
+
+    fed = federation((X, Y))
+    full = OSError(28, "No space left on device")
+
+    def cannot(*_: object) -> int:
+        raise full
+
+    monkeypatch.setattr(journal.os, "pwrite", cannot)
+    with pytest.raises(OSError, match=r"run: the record of a round cannot be written: .*free some space and repeat"):
+        fed.fit(1, tmp_path / "run", progress=False)
