@@ -3,7 +3,6 @@
 import copy
 import dataclasses
 import functools
-import logging
 import signal
 import time
 import weakref
@@ -11,12 +10,11 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
-import numpy as np
 from torch import Tensor, nn
 
 from fedlesam import algorithms
 from fedlesam.algorithms import Algorithm
-from fedlesam.core import evaluation, seeds
+from fedlesam.core import evaluation
 from fedlesam.core.batches import Batches, ClientData
 from fedlesam.core.checks import check_choice, check_count, check_kind
 from fedlesam.core.choices import Weighting
@@ -32,7 +30,8 @@ from fedlesam.core.local import LocalTraining
 from fedlesam.core.module_check import check_module, copied
 from fedlesam.core.record import DROPOUT as DROPOUT
 from fedlesam.core.record import Record as Record
-from fedlesam.core.sampling import Sampling, check_active, draw
+from fedlesam.core.record import log_failed
+from fedlesam.core.sampling import Sampling, check_active, draw, draw_silent
 from fedlesam.core.sampling import count_active as count_active
 from fedlesam.core.server import ServerState, server_step
 from fedlesam.core.shell import Shell
@@ -46,11 +45,6 @@ from fedlesam.engines.signals import Interrupted, StopFlag
 from fedlesam.engines.stack import Stack
 from fedlesam.engines.stacked import CHANGES, NotStackable, StackedEngine, check_stackable
 from fedlesam.engines.world import WorkerLost, World, start_local
-
-log = logging.getLogger("fedlesam")
-
-MOST_LOGGED = 5
-"""Clients that fail and are logged; the records have all of them."""
 
 
 class Federation:
@@ -140,7 +134,8 @@ class Federation:
         clients, tests = given_tests(clients, test_clients, seed)
         whole = is_checked_whole(clients)
         seen = clients if whole else {0: clients[0]}
-        named = named_tests(test, tests, whole and tests is not None and is_checked_whole(tests))
+        all_tests = whole and tests is not None and is_checked_whole(tests)
+        named = named_tests(test, tests, all_tests)
         check_samples(seen, named, drop=self.failures.drops)
         self.clients, self.local, self.seed = clients, local or LocalTraining(), int(seed)
         self.local.check(self.algorithm)
@@ -151,7 +146,7 @@ class Federation:
         """The fingerprint of the model that was given, once it was asked for."""
         self.evaluate_every = int(evaluate_every)
         self.history = History()
-        self._logged = 0
+        self._logged, self._tried = 0, False
 
         check_module(model)  # a lazy one cannot even be copied
         module = copied(model) if how.device is None else copied(model).to(find_device(how.device))
@@ -187,7 +182,7 @@ class Federation:
             drop=self.failures.drops,
             max_norm=self.failures.max_update_norm,
             task=self.task,
-            client_tests=None if tests is None else ClientTests(tests, self.task.collate),
+            client_tests=None if tests is None else ClientTests(tests, self.task.collate, None if all_tests else fits),
         )
         self._engine: Engine | None = self._local_engine if self.workers == 1 else None
 
@@ -241,10 +236,7 @@ class Federation:
 
     def draw_silent(self, round: int, active: Sequence[int]) -> list[int]:
         """Those of the active clients that will never answer, each by its own draw."""
-        if not (dropout := self.failures.dropout):
-            return []
-        drawn = {client: seeds.derive(self.seed, "dropout", round, client) for client in active}
-        return [client for client, seed in drawn.items() if np.random.default_rng(seed).random() < dropout]
+        return draw_silent(self.seed, round, active, self.failures.dropout)
 
     def round(self, active: Sequence[int] | None = None, *, evaluate: bool | None = None) -> Record:
         """One communication round. On any error nothing has changed.
@@ -255,8 +247,11 @@ class Federation:
         """
         chosen = self.draw_active(self.state.round) if active is None else check_active(active, len(self.clients))
         silent, lr = self.draw_silent(self.state.round, chosen), self.local.lr_at(self.state.round, self.algorithm)
-        engine, sent, began = self._start(), self.state.sent(self.algorithm), time.perf_counter()
+        engine, sent = self._start(), self.state.sent(self.algorithm)
         try:
+            if evaluate is not False:
+                self._try_metrics(engine)
+            began = time.perf_counter()
             outcome = engine.train(sent, [client for client in chosen if client not in silent])
             asked, reduction, self._drawn = len(chosen), outcome.reduction, self._drawn and active is None
             state = server_step(self.algorithm, self.state, reduction, len(self.clients), asked, self.seed)
@@ -285,7 +280,7 @@ class Federation:
             engine.commit()
             self.state = state
             self.history.append(record)
-            self._log_dropped(record)
+            self._logged = log_failed(record, self._logged)
         except Interrupted:
             self._local_engine.stop_flag.clear()
             raise
@@ -375,19 +370,19 @@ class Federation:
             self._begun = True
         return self._engine
 
+    def _try_metrics(self, engine: Engine) -> None:
+        """What a metric raises is found before the first round, not after its work."""
+        if not self._tried and not self._local_engine.metrics_fit(self.state.broadcast()):
+            try:
+                engine.evaluate(self.state.broadcast())
+            except ValueError as error:
+                raise ValueError(f"before round {self.state.round}, so nothing is lost: {error}") from error
+        self._tried = True
+
     def _abandon(self) -> None:
         if isinstance(self._engine, DistributedEngine):
             self._engine.world.close(kill=True)
             self._engine = None
-
-    def _log_dropped(self, record: Record) -> None:
-        """Log which clients failed, but not every time; dropout was asked for."""
-        for client, why in record.failed.items():
-            self._logged += 1
-            if self._logged <= MOST_LOGGED:
-                log.warning("round %d: client %d is dropped: %s", record.round, client, why)
-            if self._logged == MOST_LOGGED + 1:
-                log.warning("more clients are dropped; all of them are in the records")
 
     def _epsilon(self, rounds: int) -> float | None:
         """What privacy has cost after so many rounds; only known where the clients of all of them were drawn."""

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -135,6 +136,27 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
         r"active names clients outside 0 to 5: \[-1, 2\]",
     ),
     "active list above": (lambda: federation("fedavg").round([0, 6]), r"active names clients outside 0 to 5: \[0, 6\]"),
+    "model without values": (
+        lambda: federation("fedavg", model=nn.Linear(5, 3, device="meta")),
+        "weight of the model has no values yet",
+    ),
+    "labels that are texts": (
+        lambda: federation("fedavg", clients=[[(x, "a") for x in X]]),
+        r"client 0: the targets of a batch are a tuple of str, and a tensor of numbers is needed; number the labels",
+    ),
+    "sparse inputs": (lambda: with_client((X.to_sparse(), Y)), r"client 1: x is torch.sparse_coo; give x.to_dense\(\)"),
+    "no test samples": (
+        lambda: federation("fedavg", test_clients=[(X[:0], Y[:0])] * 6),
+        "the test samples of client 0: has no samples; give None",
+    ),
+    "test clients of a generator": (
+        lambda: federation("fedavg", test_clients=(pair for pair in [(X, Y)])),
+        r"test_clients must be a list with an entry for each client, got <generator .*; use list\(tests\)",
+    ),
+    "lr of NumPy": (
+        lambda: LocalTraining(lr=np.float32(0.5)),
+        r"lr must be a number, got np.float32\(0.5\); give 0.5",
+    ),
     "active list empty": (
         lambda: federation("fedavg").round([]),
         r"active is empty: a round needs at least one client",

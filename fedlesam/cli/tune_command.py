@@ -31,7 +31,7 @@ SEARCH = "The search"
 @count("--trials", SEARCH, "draw N trials with Optuna's TPE")
 @count("--seeds", SEARCH, "runs per trial", 1)
 @count("--jobs", SEARCH, "runs at once", 1)
-@settings(without=["threads"])
+@settings()
 @output
 def command(
     space: tuple[str, ...], trials: int | None, seeds: int, jobs: int, settings: Settings, output: Output

@@ -58,6 +58,8 @@ A pair (x, y), a dict or a nested tuple of tensors, with a row for each sample; 
 of any form; or a Loadable.
 """
 
+TESTS = "the test samples of"
+"""How messages name a client's own."""
 KINDS = "a client is a pair (x, y), a dict or a nested tuple of tensors, or a map-style torch Dataset"
 
 
@@ -80,7 +82,7 @@ def check_client(data: Any, where: str) -> int:
     else:
         raise ValueError(f"{where}: expected (x, y) tensors or a map-style torch Dataset, got {type(data).__name__}")
     if size == 0:
-        raise ValueError(f"{where}: has no samples; leave it out")
+        raise ValueError(f"{where}: has no samples; {'give None' if where.startswith(TESTS) else 'leave it out'}")
     return size
 
 
@@ -94,6 +96,10 @@ def _check_tensors(given: Batch, where: str, alone: bool) -> int:
         raise ValueError(f"{where}: has no samples; leave it out")
     (first, tensor), *others = named_tensors(given)
     for name, other in ((first, tensor), *others):
+        if other.layout is not torch.strided:
+            raise ValueError(
+                f"{where}: {name} is {other.layout}; give {name}.to_dense(), or a Dataset that makes samples"
+            )
         if other.ndim == 0:
             raise ValueError(f"{where}: {name} is a single number; {KINDS}, with a row for each sample")
         if len(other) != len(tensor):

@@ -116,7 +116,8 @@ def check_number(
         at_least: It must not be smaller than this; None for no such bound.
     """
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(f"{owner}: {name} must be a number, got {value!r}")
+        remedy = f"; give {value.item()!r}" if hasattr(value, "item") and getattr(value, "size", 2) == 1 else ""
+        raise ValueError(f"{owner}: {name} must be a number, got {value!r}{remedy}")
     bound = f"above {above:g}" if above is not None else f"at least {at_least:g}" if at_least is not None else "finite"
     inside = (above is None or value > above) and (at_least is None or value >= at_least)
     if value == math.inf:

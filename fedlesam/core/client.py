@@ -23,7 +23,7 @@ from fedlesam.core.lesson import Lesson
 from fedlesam.core.local import LocalTraining
 from fedlesam.core.messages import Broadcast, ClientResult, Memory
 from fedlesam.core.slots import AffineStep, Algorithm, LocalResult, State, Step
-from fedlesam.core.sound import augmented, check_finite, shapes
+from fedlesam.core.sound import augmented, blame_targets, check_finite, shapes
 from fedlesam.core.task import Task
 from fedlesam.core.vectors import adamw_, add_scaled_, clip_coefficient, is_number
 
@@ -343,6 +343,7 @@ def local_update(
             view.loss = look(r, gradient, len(losses), noise)
         except Exception as error:
             error.add_note(f"in local step {len(losses)}, on a batch of {shapes(batch)}")
+            blame_targets(model, task, batch, f"client {client}")
             raise
         losses.append(view.loss)
         yield view

@@ -13,7 +13,7 @@ from fedlesam.core.batches import Batch, Batches, ClientData, Collate, Loadable,
 from fedlesam.core.evaluation import BATCH, BatchScore, PerClient, kept_tensor, spread_over
 from fedlesam.core.flat_model import FlatModel
 from fedlesam.core.metrics import Metric
-from fedlesam.core.sound import check_finite
+from fedlesam.core.sound import Clients, NamedTests, blame_targets, check_finite
 from fedlesam.core.task import Task
 from fedlesam.core.tree import join, move, tree_items, tree_map
 
@@ -67,10 +67,13 @@ class ClientTests:
     Args:
         data: Of every client; None of one without. A sequence that makes its items is read in every evaluation.
         collate: Makes a batch of samples that are not tensors yet.
+        check: Refuses data by their name whose targets the loss does not take; None where that is done.
     """
 
-    def __init__(self, data: Tests, collate: Collate | None = None) -> None:
-        self.data, self.collate = data, collate
+    def __init__(
+        self, data: Tests, collate: Collate | None = None, check: Callable[[Clients, NamedTests], None] | None = None
+    ) -> None:
+        self.data, self.collate, self.check = data, collate, check
         self._plans: dict[tuple[bool, bool], list[list[Piece]]] = {}
 
     def plan(self, alone: bool, join_last: bool = False) -> list[list[Piece]]:
@@ -101,11 +104,25 @@ class ClientTests:
             if held and form != last:
                 yield held
                 held = []
-            last = form
-            held.append(Piece(client, 0, check_client(data, f"the test samples of client {client}")))
+            last, whose = form, f"the test samples of client {client}"
+            held.append(Piece(client, 0, check_client(data, whose)))
+            if self.check is not None:
+                self.check({}, {whose: data})
         if not held:
             raise ValueError(NOBODY)
         yield held
+
+    def first(self, device: torch.device) -> Batches:
+        """Of the first client that has some.
+
+        Args:
+            device: Where its batches go.
+        """
+        for client in range(len(self.data)):
+            if (data := self.data[client]) is not None:
+                check_client(data, f"the test samples of client {client}")
+                return Batches(data, device, self.collate)
+        raise ValueError(NOBODY)
 
     def fetch(self, pieces: Sequence[Piece], device: torch.device) -> Batch:
         """One batch.
@@ -201,6 +218,9 @@ def score_clients(
                     scored += _score(model, tests, task, [piece], (number, place)) or []
         except Exception as error:
             error.add_note(f"while evaluating on the test samples of {_names(pieces)}")
+            for piece in pieces:
+                own = tests.fetch([piece], model.device)
+                blame_targets(model, task, own, f"the test samples of client {piece.client}")
             raise
         found += scored
     return found

@@ -1,6 +1,7 @@
 """Loss and metrics of a global model on data it was not trained on."""
 
 import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,12 +13,14 @@ from torch import Tensor
 
 from fedlesam.core.batches import Batch, Batches, ClientData, steps_per_epoch
 from fedlesam.core.buffers import Unsupported
-from fedlesam.core.flat_model import FlatModel, ForwardPass
-from fedlesam.core.sound import check_finite
+from fedlesam.core.flat_model import CalledModel, FlatModel, ForwardPass
+from fedlesam.core.sound import blame_targets, check_finite
 from fedlesam.core.task import Loss, Task
 
 BATCH = 500
 """Samples per batch. Fixed, so that an evaluation gives the same bits in any process."""
+FEW = 8
+"""Samples that metrics are tried on before the first round."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +87,11 @@ def score_batches(
         model.load_buffers(before)  # a layer may change them in eval mode, too, and no batch may depend on another
         start, end = number * BATCH, (number + 1) * BATCH if number < batches - 1 else len(data)
         batch = data.fetch(torch.arange(start, end), seed=0)
-        done = model.step(task, batch)
+        try:
+            done = model.step(task, batch)
+        except Exception:
+            blame_targets(model, task, batch, "the samples evaluated on")
+            raise
         found.append((number, end - start, done.loss, *_measured(task, done, batch)))
     if not found:
         return []
@@ -114,6 +121,32 @@ def _measured(task: Task, done: ForwardPass, batch: Batch) -> tuple[dict[str, Te
         elif not kept:
             kept = {"outputs": kept_tensor(outputs, "outputs"), "targets": kept_tensor(targets, "targets")}
     return sums, kept
+
+
+@torch.no_grad()
+def take_few(model: FlatModel, data: Batches, task: Task) -> bool:
+    """Whether the metrics make numbers of a few samples. One that does not may be right: some need all classes.
+
+    Buffers may change: who trains or evaluates loads them anew.
+
+    Args:
+        model: the model.
+        data: the test data.
+        task: how a batch becomes a loss, and what is measured.
+    """
+    model.module.eval()
+    size = min(FEW, len(data))
+    called = CalledModel(model.module, None, model.called.cast)  # compiled, it would be so for this size, too
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            batch = data.fetch(torch.arange(size), seed=0)
+            sums, kept = _measured(task, done := called.run(task, batch), batch)
+            terms = {name: term.tolist() for name, term in sums.items()}
+            combine([BatchScore(0, size, float(done.loss), terms, kept)], task)
+    except Exception:
+        return False
+    return True
 
 
 def kept_tensor(tensor: object, what: str) -> Tensor:

@@ -10,12 +10,12 @@ from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedlesam.core.batches import Batch
-from fedlesam.core.buffers import Buffers, Unsupported
+from fedlesam.core.buffers import Buffers
 from fedlesam.core.choices import Precision as Precision
 from fedlesam.core.computing import own_device
 from fedlesam.core.graphs import Graphs
 from fedlesam.core.half import Cast, HalfWeights
-from fedlesam.core.module_check import check_module, one_number
+from fedlesam.core.module_check import check_learns, check_module, one_number
 from fedlesam.core.slots import TensorSpec
 from fedlesam.core.task import Task
 from fedlesam.core.tree import tree_map
@@ -295,12 +295,7 @@ class FlatModel:
             if parameter.grad is not view:  # another vector, or the model has called zero_grad
                 parameter.grad = view if parameter.dtype == view.dtype else None
         out.zero_()
-        if not value.requires_grad:
-            raise Unsupported(
-                "the loss of a batch does not depend on the model's weights, so there is nothing to learn from it; "
-                "compute it from what the model returns, without detach or no_grad"
-            )
-        torch.autograd.backward(value)
+        torch.autograd.backward(check_learns(value))
         for parameter, view in zip(self.parameters, self._grads, strict=True):
             if parameter.grad is not view and parameter.grad is not None:  # a model that handles gradients itself
                 view.copy_(parameter.grad)

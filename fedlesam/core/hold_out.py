@@ -1,6 +1,6 @@
 """A share of every client's samples that it is tested on and never trains on."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,6 +59,8 @@ def given_tests(
         raise ValueError(
             "test_clients must be a list with an entry for each client, got a dict; use list(tests.values())"
         )
+    if isinstance(tests, Iterator):
+        raise ValueError(f"test_clients must be a list with an entry for each client, got {tests!r}; use list(tests)")
     if isinstance(tests, int | float | str) or not (hasattr(tests, "__len__") and hasattr(tests, "__getitem__")):
         share = check_share(tests, "test_clients, where it is no list with an entry for each client,")
         clients, tests = hold_out(clients, share, seed)

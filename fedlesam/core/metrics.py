@@ -187,7 +187,7 @@ def _mean_overlap(total: Tensor) -> Tensor:
 
 def _exp(total: Tensor) -> float:
     mean = float(_share(total))
-    return math.exp(mean) if mean < 700 else math.inf
+    return math.inf if mean >= 700 else math.exp(mean)  # of no token it is not known: NaN
 
 
 accuracy = Metric(hits, finish=_share)

@@ -23,6 +23,11 @@ def check_module(module: nn.Module) -> None:
             raise Unsupported(
                 f"{name} of the model has no shape yet (a lazy module): call the model on one batch first, then give it"
             )
+        if tensor.device.type == "meta":
+            raise Unsupported(
+                f"{name} of the model has no values yet (it is on the meta device): make the model outside "
+                'torch.device("meta"), or call model.to_empty(device="cpu") and load its weights, then give it'
+            )
     for name, layer in module.named_modules():
         if isinstance(layer, nn.SyncBatchNorm):
             raise Unsupported(
@@ -106,6 +111,16 @@ def one_number(loss: object) -> Tensor:
         return loss.reshape(())
     told = f"has the shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"is a {type(loss).__name__}"
     raise Unsupported(f"the loss of a batch {told}, but a tensor of one number is needed; return e.g. its mean")
+
+
+def check_learns(loss: Tensor) -> Tensor:
+    """A loss that is to be differentiated, refused if there is nothing to differentiate."""
+    if loss.requires_grad:
+        return loss
+    raise Unsupported(
+        "the loss of a batch does not depend on the model's weights, so there is nothing to learn from it; compute it "
+        "from what the model returns, without detach or no_grad"
+    )
 
 
 def changed_buffers(module: nn.Module, run: Callable[[nn.Module], object]) -> list[str]:

@@ -1,12 +1,17 @@
 """What one round did."""
 
 import dataclasses
+import logging
 import math
 from dataclasses import dataclass, field
 from typing import Any
 
 from fedlesam.core.evaluation import PerClient
 
+log = logging.getLogger("fedlesam")
+
+MOST_LOGGED = 5
+"""Clients that fail and are logged; the records have all of them."""
 DROPOUT = "dropout"
 """The reason of a client that never answers because it was drawn to."""
 
@@ -72,3 +77,22 @@ class Record:
     def failed(self) -> dict[int, str]:
         """The clients that were dropped for an error, and why; dropout was asked for."""
         return {client: why for client, why in (self.dropped or {}).items() if why != DROPOUT}
+
+
+def log_failed(record: Record, logged: int) -> int:
+    """Log which clients failed, but not every time; dropout was asked for.
+
+    Args:
+        record: Of a round.
+        logged: How many clients were logged before.
+
+    Returns:
+        How many were up to now.
+    """
+    for client, why in record.failed.items():
+        logged += 1
+        if logged <= MOST_LOGGED:
+            log.warning("round %d: client %d is dropped: %s", record.round, client, why)
+        if logged == MOST_LOGGED + 1:
+            log.warning("more clients are dropped; all of them are in the records")
+    return logged

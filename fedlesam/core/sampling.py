@@ -47,6 +47,14 @@ def draw(seed: int, round: int, clients: int, active: int, sampling: Sampling | 
         raise ValueError(f"sampling(round={round}): {error}") from error
 
 
+def draw_silent(seed: int, round: int, active: Sequence[int], dropout: float) -> list[int]:
+    """Those of the active clients that will never answer, each by its own draw."""
+    if not dropout:
+        return []
+    drawn = {client: seeds.derive(seed, "dropout", round, client) for client in active}
+    return [client for client, own in drawn.items() if np.random.default_rng(own).random() < dropout]
+
+
 def check_active(active: Sequence[int], clients: int) -> list[int]:
     """The numbers of clients in their order; a ValueError if one is none, or is there twice.
 

@@ -1,7 +1,9 @@
 """Whether samples can be trained on: finite numbers, and targets that the task takes."""
 
+import contextlib
 import functools
 import itertools
+import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -15,6 +17,9 @@ from fedlesam.core.flat_model import CalledModel, FlatModel, ForwardPass
 from fedlesam.core.module_check import changed_buffers
 from fedlesam.core.task import Task, is_pair
 from fedlesam.core.tree import named_tensors
+
+BROADCAST = "Using a target size"
+"""How PyTorch's warning begins."""
 
 Clients = Sequence[ClientData] | Mapping[int, ClientData]
 """All clients, or some of them by their number."""
@@ -156,7 +161,7 @@ def check_targets(clients: Clients, tests: NamedTests | None = None, *, task: Ta
 
 def check_outputs(
     model: FlatModel, clients: Clients, tests: NamedTests, task: Task, *, stacked: bool
-) -> tuple[int, list[str], Callable[[Clients], None]]:
+) -> tuple[int, list[str], Callable[..., None]]:
     """Show the model one sample, and check all targets against its outputs, before any work is done.
 
     Args:
@@ -181,29 +186,70 @@ def check_outputs(
     model.module.eval()
     shown = twice if model.needs_batch else batch
     with torch.no_grad(), seeds.preserve_rng(model.device):
-        done = _shown(model, task, shown, "client 0")
+        with warnings.catch_warnings(record=True) as told:  # the rest of what they warn of is refused below
+            warnings.simplefilter("always")
+            done = _shown(model, task, shown, "client 0")
+        if task.fits is None and any(str(one.message).startswith(BROADCAST) for one in told):
+            _check_broadcast(model, task, batches.fetch(torch.tensor([0, 0]), seed=0))  # of one it may be right
         for whose, test in itertools.islice(tests.items(), 2):
             if not isinstance(test, Loadable):  # of those the first sample would load all
                 places = torch.tensor([0, 0] if model.needs_batch else [0])
-                _shown(model, task, Batches(test, model.device, task.collate).fetch(places, seed=0), whose)
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
+                    _shown(model, task, Batches(test, model.device, task.collate).fetch(places, seed=0), whose)
     if task.fits is None and not task.measured:
         return 1, changed, functools.partial(check_targets, task=task, output=())
     outputs = done.outputs
     if not isinstance(outputs, Tensor):
         raise Unsupported(f"the outputs of the task are a {type(outputs).__name__}, and one tensor is needed")
     if task.fits is not None:
-        task.fits(task.targets_of(batch), outputs.shape, "client 0")
+        if not isinstance(targets := task.targets_of(batch), Tensor):
+            raise Unsupported(
+                f"client 0: the targets of a batch are a {type(targets).__name__} of "
+                f"{type(targets[0]).__name__ if isinstance(targets, tuple | list) and targets else 'something'}, and a "
+                "tensor of numbers is needed; number the labels, or make it in Task(..., collate=f)"
+            )
+        task.fits(targets, outputs.shape, "client 0")
     check = functools.partial(check_targets, task=task, output=outputs.shape)
     check(clients, tests)
     return outputs.shape[-1] if outputs.ndim else 1, changed, check
 
 
+def blame_targets(model: FlatModel, task: Task, batch: Batch, where: str) -> None:
+    """After a loss or a metric has failed on a batch: a ValueError if its targets are why.
+
+    Args:
+        model: that has seen the batch.
+        task: how a batch becomes a loss.
+        batch: the batch.
+        where: whose it is.
+    """
+    if task.fits is None or model.called.running or len(model.called.returned) != 1:
+        return
+    outputs = task.outputs_of(model.called.returned)
+    if isinstance(outputs, Tensor):
+        task.fits(task.targets_of(batch), outputs.shape, where)
+
+
+def _check_broadcast(model: FlatModel, task: Task, batch: Batch) -> None:
+    """Refuse what PyTorch's losses only warn of: (n, 1) against (n,) is (n, n) to them."""
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        with contextlib.suppress(Exception):  # in training it is known whose it is
+            model.step(task, batch)
+    for text in (str(one.message) for one in told):
+        if text.startswith(BROADCAST):
+            targets, outputs = re.findall(r"\[([\d, ]*)\]", text)[:2]
+            raise Unsupported(
+                f"the loss compares outputs of shape ({outputs}) with targets of shape ({targets}), of two samples, "
+                "which PyTorch would broadcast; give one shape: y.unsqueeze(-1), or output.squeeze(-1) in the model"
+            )
+
+
 def _shown(model: FlatModel, task: Task, batch: Batch, whose: str) -> ForwardPass:
     """The model, shown a batch. A loss that fails after the model returned fails again when a client trains."""
     try:
-        with warnings.catch_warnings():  # what they warn of is refused below
-            warnings.simplefilter("ignore")
-            return model.step(task, batch)
+        return model.step(task, batch)
     except Unsupported:
         raise
     except Exception as error:

@@ -118,4 +118,5 @@ def _in_range(y: Tensor, count: int, where: str, ignore: int | None) -> None:
     low, high = int(known.min()), int(known.max())
     if low < 0 or high >= count:
         wrong = low if low < 0 else high
-        raise ValueError(f"{where}: label {wrong} is outside 0 to {count - 1}, the model's {count} outputs")
+        remedy = "mend the labels, or give the model an output for each class"
+        raise ValueError(f"{where}: label {wrong} is outside 0 to {count - 1}, the model's {count} outputs; {remedy}")

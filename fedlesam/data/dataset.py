@@ -48,11 +48,24 @@ class Domains:
         names: One name per domain.
         of: The number of each image's domain.
         test: Which images are in the publishers' test lists, where a split has to follow them.
+        held: The number of the domain of each image held out, -1 of one in a test list; None where none is.
     """
 
     names: tuple[str, ...]
     of: Labels
     test: npt.NDArray[np.bool_] | None = None
+    held: Labels | None = None
+
+    def part(self, kept: Labels, aside: Labels | None) -> "Domains":
+        """Of some of the images.
+
+        Args:
+            kept: The numbers of those that stay.
+            aside: The numbers of those held out.
+        """
+        listed = np.zeros(len(self.of), bool) if self.test is None else self.test
+        held = None if aside is None else np.where(listed[aside], -1, self.of[aside])
+        return Domains(self.names, self.of[kept], None if self.test is None else self.test[kept], held)
 
 
 @dataclass(frozen=True)
@@ -245,8 +258,9 @@ def select(data: DataSet, samples: int | None, held_out: int | float | None) -> 
     owners = data.owners
     if owners is not None:
         owners = Owners(owners.names, owners.of[kept], owners.test if held_out is None else owners.of[aside])
+    domains = None if data.domains is None else data.domains.part(kept, None if held_out is None else aside)
     test = data.test if held_out is None else _part(data.train, aside)
-    return replace(data, train=_part(data.train, kept), test=test, fingerprint=name, owners=owners)
+    return replace(data, train=_part(data.train, kept), test=test, fingerprint=name, owners=owners, domains=domains)
 
 
 def _count(held_out: int | float, total: int) -> int:

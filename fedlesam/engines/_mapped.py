@@ -15,6 +15,7 @@ from fedlesam.core.buffers import same_bits
 from fedlesam.core.client import look, move
 from fedlesam.core.flat_model import FlatModel
 from fedlesam.core.lesson import Lesson, logits
+from fedlesam.core.module_check import check_learns
 from fedlesam.core.task import Task
 from fedlesam.engines._rows import Rows, Tree, dims_of, leaves, map_tree, round_of
 
@@ -57,6 +58,8 @@ class MappedStep:
                 self.check = False
             return self._made(rows, given)
         except RuntimeError as error:
+            if "out of bounds" in str(error):  # a label or token of a client: the plain loop says whose
+                raise
             what = f"the stacked engine cannot train this model or loss ({str(error).splitlines()[0]})"
             raise NotStackable(f"{what}; use the plain engine") from error
 
@@ -147,9 +150,9 @@ class MappedStep:
         """What is differentiated, and the loss of the batch."""
         found = self.model.step_at(flat, self.task, batch)
         if lesson is None:
-            return found.loss, found.loss
+            return check_learns(found.loss), found.loss
         taught = logits(self.model.step_at(lesson.teacher, self.task, batch)).detach()
-        return lesson.objective(found, taught), found.loss
+        return check_learns(lesson.objective(found, taught)), found.loss
 
 
 def _changed(rows: Rows, own: Tree) -> Tree:

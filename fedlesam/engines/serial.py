@@ -12,7 +12,7 @@ from fedlesam.core.client import drain, local_update
 from fedlesam.core.client_tests import ClientScore, ClientTests, over_clients, score_clients
 from fedlesam.core.computing import compute_context
 from fedlesam.core.drawn import known_size
-from fedlesam.core.evaluation import BatchScore, Evaluation, combine, score_batches
+from fedlesam.core.evaluation import BatchScore, Evaluation, combine, score_batches, take_few
 from fedlesam.core.flat_model import FlatModel
 from fedlesam.core.local import LocalTraining
 from fedlesam.core.messages import Broadcast, ClientResult, Memory
@@ -174,6 +174,22 @@ class SerialEngine(Engine):
         self.dropped[client] = reason(error)
         log.debug("client %d is dropped", client, exc_info=error)
 
+    def metrics_fit(self, broadcast: Broadcast) -> bool:
+        """Whether the metrics take a few test samples; if not, only an evaluation tells whether they are wrong.
+
+        Args:
+            broadcast: the global model.
+        """
+        tests, measured = self.client_tests, self.task.measured
+        if not measured or (self.test is None and tests is None):
+            return True
+        if tests is not None and any(metric.finish is None for metric in measured.values()):
+            return False  # they are called for every client, and may not take those of one
+        with compute_context(self.threads, self.model.device, self.model.precision):
+            self.model.load(broadcast.weights, broadcast.buffers)
+            few = self.test or (tests.first(self.model.device) if tests is not None else None)
+            return few is None or take_few(self.model, few, self.task)
+
     def evaluate(self, broadcast: Broadcast) -> Evaluation | None:
         return self.combined(*self.score_share(broadcast, 0, 1))
 
@@ -202,12 +218,11 @@ class SerialEngine(Engine):
             test: of the test data.
             clients: of the clients' own.
         """
-        if self.client_tests is None:
-            return combine(test, self.task) if test else None
-        whole = test or [score.as_batch(i) for i, score in enumerate(sorted(clients, key=lambda one: one.number))]
         with compute_context(self.threads, self.model.device, self.model.precision):
-            found = over_clients(clients, self.task, len(self.clients))
-        return replace(combine(whole, self.task), clients=found)
+            if self.client_tests is None:
+                return combine(test, self.task) if test else None
+            whole = test or [score.as_batch(i) for i, score in enumerate(sorted(clients, key=lambda one: one.number))]
+            return replace(combine(whole, self.task), clients=over_clients(clients, self.task, len(self.clients)))
 
     def commit(self) -> None:
         if self.broadcast is not None and self.host is not None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from fedlesam import algorithms
@@ -109,7 +110,16 @@ def build(
 
 
 def _test(data: DataSet, split: Split) -> Shard | None:
-    """The common test data; None where clients have all of them, and so test on them once."""
+    """The common test data; None where clients have all of them, and so test on them once.
+
+    Of images held out those of the domain that is left out for the test have no part in it.
+    """
+    if split.test is not None and data.domains is not None and data.domains.held is not None:
+        held, target = data.domains.held, data.domains.of[split.test[0]]
+        places = np.flatnonzero((held >= 0) & (held != target))
+        if not len(places):
+            raise ValueError(f"--held-out: all {len(held)} images held out are of the domain left out; hold out more")
+        return data.test_shard(torch.from_numpy(places))
     if split.test is not None:
         return data.shard(torch.from_numpy(split.test))
     own = 0 if split.tests is None or split.tests_in == "train" else sum(map(len, split.tests))

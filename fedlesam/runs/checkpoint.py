@@ -282,10 +282,11 @@ class Checkpoints:
         return found
 
     def _check_run(self, federation: Federation, manifest: Manifest, path: Path) -> None:
-        same = {"settings": self.older} if self.older and manifest.run.get("settings") == self.older else {}
-        changed = changes(describe(federation) | self.metadata | same, manifest.run)
+        known = {"data": self.metadata.get("data", "")} | manifest.run  # older ones do not say it
+        same = {"settings": self.older} if self.older and known.get("settings") == self.older else {}
+        changed = changes({"data": ""} | describe(federation) | self.metadata | same, known)
         if changed:
-            remedy = "use the settings and the version of fedlesam that began it, or start again with --overwrite"
+            remedy = "use the settings, data and version of fedlesam that began it, or start again with --overwrite"
             raise ValueError(one_line(f"{path}: is a checkpoint of another run ({'; '.join(changed)}); {remedy}"))
 
     def _read_state(self, manifest: Manifest, like: ServerState) -> tuple[ServerState, Tensor | None]:

@@ -173,6 +173,9 @@ NO_MATTER = (
 )
 """Settings that change where and how fast a run is done, not what comes out."""
 
+METRICS = "metrics_given"
+"""Among the hyper-parameters of a run from Python: the fingerprint of its metrics, on which no weight depends."""
+
 NEWER: dict[str, Value] = {"optimizer": "sgd"}
 """Settings with the values that older runs had without naming them: they leave names and fingerprints as they were."""
 
@@ -377,7 +380,7 @@ def fingerprint(config: RunConfig) -> str:
 
 def _flat(config: RunConfig) -> dict[str, Value]:
     table = as_table(config)
-    hyper = table.pop("hyper")
+    hyper = {name: value for name, value in table.pop("hyper").items() if name != METRICS}
     for name, value in NEWER.items():
         if table.get(name) == value:
             del table[name]

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,8 @@ def fit(
     folder = None if out is None else RunFolder(Path(out))
     if folder is not None:
         _check_begun(federation, folder, overwrite)
+        if not overwrite:
+            _check_metrics(config, folder)
     with display.open(None if folder is None else folder.path), watching(openers) as watchers:
         show = display.watch(label, rounds)
 
@@ -83,6 +86,11 @@ def fit(
             show(record)
             for callback in callbacks:
                 callback(record)
+                if federation.state.round != record.round + 1:
+                    raise ValueError(
+                        f"fit: a callback has trained the federation to round {federation.state.round}; fit does that, "
+                        "and a callback only looks at the record"
+                    )
 
         if folder is None:
             log.info(
@@ -117,6 +125,22 @@ def _check_begun(federation: Federation, folder: RunFolder, overwrite: bool) -> 
         )
 
 
+def _check_metrics(config: RunConfig, folder: RunFolder) -> None:
+    """Who mends a metric goes on where the run ended; what is finished was measured by another one."""
+    if not folder.config.exists():
+        return
+    known = replace(folder.read_config(), rounds=config.rounds)
+    here, there = config.hyper[configs.METRICS], known.hyper.get(configs.METRICS)
+    if there in (None, here) or configs.differences(config, known):  # which are said later
+        return
+    if folder.is_finished():
+        raise ValueError(
+            f"{folder.path}: holds another run ({configs.METRICS}: {here} here, {there} there); choose another folder, "
+            "or replace it with overwrite=True"
+        )
+    log.warning("%s: the code of its metrics has changed; values of earlier rounds stay as they are", folder.path)
+
+
 def _train(federation: Federation, config: RunConfig, see: Callback) -> None:
     """Without a folder."""
 
@@ -134,7 +158,7 @@ def _take_up(federation: Federation, folder: RunFolder, config: RunConfig, made:
     records = folder.read_metrics()
     if federation.state.round != len(records):
         settings, older = configs.settings_of(config)
-        metadata = {"settings": settings, "split": made.data}
+        metadata = made.metadata(settings)
         if not Checkpoints(folder.checkpoints, metadata=metadata, older=older).read_newest(federation, memories=True):
             at_model(folder, federation)
     federation.history[:] = [record_of(record) for record in records]

@@ -182,12 +182,13 @@ class RunFolder:
             raise ValueError(f"{self.model}: is not the model of {self.config}: {why}") from error
 
     def write_config(self, config: RunConfig) -> None:
-        """Where there is none, or one of fewer rounds.
+        """Where there is none, or one of fewer rounds or other metrics.
 
         Args:
             config: Resolved settings.
         """
-        if not self.config.exists() or self.read_config().rounds < config.rounds:
+        known = self.read_config() if self.config.exists() else None
+        if known is None or known.rounds < config.rounds or known.hyper != config.hyper:
             disk.write_text(self.config, configs.write(config))
 
     def write_versions(self, done: int) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedlesam.core.disk import Damaged, FileDigest
+from fedlesam.core.space import cannot_write
 
 
 class Journal:
@@ -65,10 +66,10 @@ class Journal:
             written = os.pwrite(self._handle, line, self._size)
             if written < len(line):
                 raise OSError(28, "no space is left", str(self.path))
-        except OSError:
+        except OSError as error:
             with contextlib.suppress(OSError):
                 os.ftruncate(self._handle, self._size)
-            raise
+            raise OSError(cannot_write("the record of a round", self.path.parent, error)) from error
         self._digest.update(line)
         self._size += len(line)
 

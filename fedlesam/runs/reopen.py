@@ -12,6 +12,7 @@ from fedlesam.runs.build import Experiment, build
 from fedlesam.runs.checkpoint import Checkpoints
 from fedlesam.runs.config import RunConfig
 from fedlesam.runs.folder import RunFolder
+from fedlesam.runs.runner import made_of
 
 
 def read_config(path: Path, data_dir: str | None = None, device: str | None = None) -> RunConfig:
@@ -84,12 +85,13 @@ def moved(federation: Federation, model: Federation) -> Federation:
 
 def _open(path: Path, config: RunConfig | None, data: DataSet | None) -> Experiment:
     experiment = build(config or read_config(path), data)
-    known = RunFolder(path).read_summary().get("split", {}).get("hash")
-    if known is not None and known != experiment.split.hash:
-        raise ValueError(
-            f"{path}: the data or the split are not those of the run: its split has the hash {known}, "
-            f"here it is {experiment.split.hash}"
-        )
+    split = RunFolder(path).read_summary().get("split") or {}
+    for what, here in (("hash", experiment.split.hash), ("data", made_of(experiment).samples)):
+        if split.get(what, here) != here:
+            raise ValueError(
+                f"{path}: the data or the split are not those of the run: its split has the {what} {split[what]}, "
+                f"here it is {here}"
+            )
     return experiment
 
 
@@ -98,7 +100,7 @@ def _at_checkpoint(folder: RunFolder, experiment: Experiment, *, memories: bool)
     if folder.is_finished() and not memories:
         return None
     settings, older = configs.settings_of(folder.read_config())
-    metadata = {"settings": settings, "split": experiment.split.hash}
+    metadata = made_of(experiment).metadata(settings)
     checkpoints = Checkpoints(folder.checkpoints, metadata=metadata, older=older)
     return checkpoints if checkpoints.read_newest(experiment.federation, memories) else None
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import hashlib
 import logging
 import platform
 import time
@@ -52,6 +53,16 @@ class Made:
     """For the summary."""
     write: Callable[[RunFolder], None] = lambda folder: None
     """Writes the split."""
+    samples: str = ""
+    """The fingerprint of the samples, where it is not part of `data`."""
+
+    def metadata(self, settings: str) -> dict[str, str]:
+        """What a checkpoint must have been made with.
+
+        Args:
+            settings: Their fingerprint.
+        """
+        return {"settings": settings, "split": self.data, **({"data": self.samples} if self.samples else {})}
 
 
 def made_of(experiment: Experiment) -> Made:
@@ -65,9 +76,10 @@ def made_of(experiment: Experiment) -> Made:
         "shape" if len(data.shape) == 3 else "sample_shape": list(data.shape),
         "classes": data.outputs,
         **({"vocabulary": data.tokens} if data.tokens else {}),
-        "split": {name: getattr(split, name) for name in ("scheme", "hash", "dropped", "repeats")},
+        "split": {name: getattr(split, name) for name in ("scheme", "hash", "dropped", "repeats")}
+        | {"data": (samples := hashlib.sha256(data.fingerprint.encode()).hexdigest()[:12])},
     }
-    return Made(experiment.federation, split.hash, facts, lambda folder: folder.write_split(split, data))
+    return Made(experiment.federation, split.hash, facts, lambda folder: folder.write_split(split, data), samples)
 
 
 class NoAnswers(ArithmeticError):
@@ -162,7 +174,12 @@ def execute(
                 if wrong:
                     raise ValueError(wrong[0])
             if tell is None:
-                disk.make_folder(path)
+                try:
+                    disk.make_folder(path)
+                except OSError as error:
+                    raise OSError(
+                        f"{path}: cannot be made: {error.strerror}; choose another folder with --out"
+                    ) from error
                 tell = held.enter_context(locked(path))
                 if not folder.is_empty():
                     raise ValueError(f"{path}: another process has just begun a run here; repeat the command")
@@ -194,18 +211,20 @@ def _begin(folder: RunFolder, config: RunConfig, made: Made) -> tuple[Checkpoint
     """Write what a new run begins with, or resume where an old one stopped; return the records so far."""
     for part in folder.path.glob(f".*{disk.PART}"):  # of a process that was killed
         part.unlink(missing_ok=True)
-    if folder.config.exists() and folder.read_config().rounds < config.rounds:
-        folder.summary.unlink(missing_ok=True)  # it is not finished any more
-    folder.write_config(config)
+    new = not folder.config.exists()
+    if new:
+        folder.write_config(config)
     journal = Journal(folder.metrics)
     settings, older = configs.settings_of(config)
-    metadata = {"settings": settings, "split": made.data}
-    checkpoints = Checkpoints(folder.checkpoints, config.keep, {folder.metrics.name: journal}, metadata, older)
+    journals = {folder.metrics.name: journal}
+    checkpoints = Checkpoints(folder.checkpoints, config.keep, journals, made.metadata(settings), older)
     seen = folder.metrics.read_bytes().count(b"\n") if folder.metrics.exists() else 0
-    done = checkpoints.load(made.federation)
+    done = checkpoints.load(made.federation)  # refuses those of another run; nothing of it has changed then
+    folder.summary.unlink(missing_ok=True)
+    if not new:
+        folder.write_config(config)
     made.write(folder)
     folder.write_versions(done)
-    folder.summary.unlink(missing_ok=True)
     if seen and not done:
         log.warning("%s: had no checkpoint yet, so its %d rounds are trained again", folder.path, seen)
     if done:

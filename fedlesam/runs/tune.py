@@ -122,7 +122,8 @@ def prepared(base: RunConfig) -> RunConfig:
     Args:
         base: Settings of all runs, not resolved.
     """
-    return dataclasses.replace(base, held_out=HELD_OUT if base.held_out is None else base.held_out, threads=1)
+    held_out, threads = HELD_OUT if base.held_out is None else base.held_out, base.threads or 1
+    return dataclasses.replace(base, held_out=held_out, threads=threads)
 
 
 def budget(base: RunConfig, trials: int, seeds: int) -> str:

@@ -92,7 +92,8 @@ def test_it_is_dropped_where_clients_that_fail_are(weighting: str, engine: str) 
     fed = federation("fedlesam", clients=Made(6, change), on_client_error="drop", weighting=weighting, engine=engine)
     record = fed.round([0, 1, 3, 4])
     assert record.dropped == {
-        3: "ValueError: client 3: label 3 is outside 0 to 2, the model's 3 outputs",
+        3: "ValueError: client 3: label 3 is outside 0 to 2, the model's 3 outputs; mend the labels, or give the model "
+        "an output for each class",
         4: "OSError: the disk of client 4 is gone",
     }
     assert list(fed.memories) == [0, 1]

@@ -11,6 +11,7 @@ from worlds import federation, mlp, samples, training
 
 import fedlesam as fl
 from fedlesam.core.buffers import Unsupported
+from fedlesam.core.evaluation import FEW
 
 X, Y = samples((12,))[0]
 NAMED = [{"x": x, "labels": y} for x, y in samples((7, 12, 5))]
@@ -73,7 +74,8 @@ def test_a_metric_sees_the_whole_test_set_in_its_order_on_any_number_of_workers(
     seen = []
 
     def product(outputs: Tensor, targets: Tensor) -> float:
-        seen.append((outputs.clone(), targets.clone()))
+        if len(targets) > FEW:
+            seen.append((outputs.clone(), targets.clone()))
         return float((outputs[:, 0] * torch.arange(len(outputs))).sum())
 
     task = fl.Task.classification(metrics={"product": fl.Metric(product, better="smaller")})
@@ -365,7 +367,8 @@ def test_a_metric_that_raises_loses_nothing() -> None:
     asked = []
 
     def sometimes(outputs: Tensor, targets: Tensor) -> float:
-        asked.append(len(targets))
+        if len(targets) > FEW:
+            asked.append(len(targets))
         return 1 / (len(asked) - 2) if len(asked) == 2 else 0.5
 
     task = fl.Task.classification(metrics={"sometimes": sometimes})

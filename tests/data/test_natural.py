@@ -17,7 +17,7 @@ from fedlesam.data._check import check
 from fedlesam.data._schemes import natural
 from fedlesam.data.dataset import DataSet, Images, Owners, select
 from fedlesam.data.download import fetch
-from fedlesam.data.formats.shakespeare import places
+from fedlesam.data.formats.shakespeare import VOCABULARY, places
 from fedlesam.data.splits import load_split, make_split, save_split
 
 
@@ -244,6 +244,19 @@ def test_bad_leaf(user: Any, match: str, tmp_path: Path) -> None:
         (tmp_path / part / "a.json").write_text(json.dumps({"users": ["u"], "user_data": {"u": user}}))
     with pytest.raises(ValueError, match=match):
         load("femnist", tmp_path) if "62" in match else load(f"leaf:{tmp_path}")
+
+
+def test_labels_of_leaf_are_of_one_kind(tmp_path: Path) -> None:
+    letters, numbers = {"x": ["To be", "o be,"], "y": [",", " "]}, {"x": ["be, o", "e, or"], "y": [0, 1]}
+    write_leaf(tmp_path / "a", {"u": letters, "v": numbers}, {"u": letters})
+    with pytest.raises(ValueError, match=r"user 'v': its labels are class numbers, those of 'u' characters; give"):
+        load(f"leaf:{tmp_path / 'a'}")
+    write_leaf(tmp_path / "b", {"u": letters}, {"u": numbers})
+    with pytest.raises(ValueError, match=r"its labels are class numbers, those of .* characters"):
+        load(f"leaf:{tmp_path / 'b'}")
+    write_leaf(tmp_path / "c", {"u": numbers}, {"u": numbers})
+    data = load(f"leaf:{tmp_path / 'c'}")
+    assert data.classes == ("0", "1") and data.tokens == len(VOCABULARY)
 
 
 def test_leaf_files_that_are_none(tmp_path: Path) -> None:

@@ -23,9 +23,9 @@ from torch import Tensor, nn
 from worlds import assert_same_bits, federation, mlp, samples, snapshot, states, training
 
 from fedlesam import Federation, NotFinite
+from fedlesam.core.record import MOST_LOGGED
 from fedlesam.engines.stacked import NotStackable
 from fedlesam.engines.world import WorkerLost
-from fedlesam.federation import MOST_LOGGED
 from fedlesam.runs.config import RunConfig
 
 # Stop

@@ -4,12 +4,14 @@ import dataclasses
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from domain_files import write_domains
 from safetensors.torch import load_model
 
 from fedlesam.cli import main
+from fedlesam.data.dataset import DataSet, Shard
 from fedlesam.models.catalogue import make_model
 from fedlesam.runs.build import build, load_data
 from fedlesam.runs.config import RunConfig, resolve
@@ -107,3 +109,25 @@ def test_the_command_line(
         assert fedlesam("list", what_, monkeypatch=monkeypatch) == 0
         shown = capsys.readouterr().out
         assert all(name in shown for name in names)
+
+
+def test_fewer_samples_keep_their_domains(config: RunConfig) -> None:
+    whole, some = load_data(config), load_data(dataclasses.replace(config, samples=60))
+    assert whole.domains is not None and some.domains is not None and len(some.domains.of) == 60
+
+    def shades(data: DataSet) -> dict[bytes, int]:
+        assert data.domains is not None
+        return {x.numpy().tobytes(): int(of) for x, of in zip(data.train.x, data.domains.of, strict=True)}
+
+    assert shades(some).items() <= shades(whole).items()
+
+
+def test_what_is_held_out_is_not_of_the_domain_left_out(config: RunConfig) -> None:
+    """A search never sees the domain that the winner is tested on."""
+    made = build(resolve(dataclasses.replace(config, held_out=0.3)))
+    domains, shard = made.data.domains, made.federation.test_data
+    assert domains is not None and domains.held is not None and isinstance(shard, Shard)
+    assert shard.images is made.data.test, "no image that a client or the test has"
+    seen = domains.held[shard.indices.numpy()]
+    assert len(seen) and (seen != 1).all() and (domains.held == 1).any()
+    assert (domains.of[np.concatenate(made.split.clients)] != 1).all()

@@ -11,10 +11,11 @@ import torch
 from command_line import Call
 from failing import plainly
 
+from fedlesam.core.record import MOST_LOGGED
 from fedlesam.data import load
 from fedlesam.data.dataset import DataSet, Images
 from fedlesam.data.splits import make_split
-from fedlesam.federation import DROPOUT, MOST_LOGGED, Record
+from fedlesam.federation import DROPOUT, Record
 from fedlesam.report import pictures
 from fedlesam.report.ranking import ranking
 from fedlesam.runs import config as configs

@@ -216,3 +216,20 @@ def test_the_page_of_the_documents(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.chdir(tmp_path)
     exec("\n".join(snippets), {})
     assert RunFolder(Path("runs/mine")).read_summary()["rounds"] == 8
+
+
+def test_a_callback_that_trains_is_refused(tmp_path: Path) -> None:
+    """The folder stays one that can be resumed."""
+    fed = federation()
+    with pytest.raises(ValueError, match="a callback has trained the federation to round 2; fit does that"):
+        fed.fit(4, tmp_path / "run", callbacks=[lambda record: fed.round()], progress=False)
+    again, whole = federation(), federation()
+    again.fit(4, tmp_path / "run", progress=False)
+    whole.fit(4, progress=False)
+    assert torch.equal(again.weights, whole.weights) and len(lines(tmp_path / "run")) == 4
+
+
+def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match=r"file/run: cannot be made: Not a directory; choose another folder with --out"):
+        federation().fit(1, tmp_path / "file" / "run", progress=False)

@@ -4,6 +4,7 @@ import json
 import math
 import os
 import sys
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -121,7 +122,8 @@ def test_the_summary_follows_from_the_metrics(finished: tuple[RunConfig, Path, d
     assert summary["parameters"] == 610
     assert summary["client_memory_bytes"] == 4 * 610, "scaffold keeps one vector"
     split = make_split(config.split, load("digits"), 6, 0)
-    assert summary["split"] == {"scheme": "dirichlet:0.1", "hash": split.hash, "dropped": 3, "repeats": 0}
+    known = {"scheme": "dirichlet:0.1", "hash": split.hash, "dropped": 3, "repeats": 0}
+    assert summary["split"] == {**known, "data": sha256(b"digits-1797").hexdigest()[:12]}
 
 
 def test_accuracies_by_hand() -> None:

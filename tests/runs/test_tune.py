@@ -92,6 +92,14 @@ def test_the_best_comes_first_and_repeats_are_read(
 
 
 @pytest.mark.usefixtures("forked_jobs")
+def test_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    over = ["--over", "lr=0.1", "--out", str(tmp_path), *QUICK, "--threads", "2"]
+    assert call(monkeypatch, capsys, *over)[0] == 0
+    (run,) = (tmp_path / "runs").iterdir()
+    assert RunFolder(run).read_config().threads == 2
+
+
+@pytest.mark.usefixtures("forked_jobs")
 def test_the_budget_is_printed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -29,6 +29,8 @@ class Part(NamedTuple):
     """Their names."""
     sizes: list[int]
     """The samples of each user."""
+    letters: bool
+    """The labels are characters."""
 
 
 def find(request: FileRequest, root: Path) -> Source | None:
@@ -51,7 +53,11 @@ def _decode(train: tuple[Path, ...], test: tuple[Path, ...], classes: tuple[str,
     letters = first.x.dtype == np.int32
     if (first.x.dtype, first.x.shape[1:]) != (second.x.dtype, second.x.shape[1:]):
         raise ValueError(f"{test[0]}: its samples are not like those of {train[0]}")
-    if letters:
+    if first.letters != second.letters:
+        raise ValueError(
+            f"{test[0]}: its labels are {_kind(second.letters)}, those of {train[0]} {_kind(first.letters)}"
+        )
+    if first.letters:
         classes = VOCABULARY
     classes = classes or tuple(map(str, range(int(first.y.max()) + 1)))
     for paths, part in ((train, first), (test, second)):
@@ -71,6 +77,7 @@ def _part(paths: tuple[Path, ...]) -> Part:
     x: list[Values] = []
     y: list[Labels] = []
     users: dict[str, int] = {}
+    letters: dict[str, bool] = {}
     for path in paths:
         for user, samples in _users(path):
             where = f"{path}, user {user!r:.60}"
@@ -84,11 +91,20 @@ def _part(paths: tuple[Path, ...]) -> Part:
                 x.append(_inputs(samples["x"], where))
                 y.append(_targets(samples["y"], where))
                 users[user] = len(samples["y"])
+                letters[user] = isinstance(samples["y"][0], str)
+                other = next(iter(users))
+                if letters[user] != letters[other]:
+                    told = f"its labels are {_kind(letters[user])}, those of {other!r:.60} {_kind(letters[other])}"
+                    raise ValueError(f"{where}: {told}; give labels of one kind")
                 if (x[-1].dtype, x[-1].shape[1:]) != (x[0].dtype, x[0].shape[1:]):
-                    raise ValueError(f"{where}: its samples are not like those of {next(iter(users))!r:.60}")
+                    raise ValueError(f"{where}: its samples are not like those of {other!r:.60}")
     if not users:
         raise ValueError(f"{paths[0].parent}: no user has a sample")
-    return Part(np.concatenate(x), np.concatenate(y), list(users), list(users.values()))
+    return Part(np.concatenate(x), np.concatenate(y), list(users), list(users.values()), any(letters.values()))
+
+
+def _kind(letters: bool) -> str:
+    return "characters" if letters else "class numbers"
 
 
 def _users(path: Path) -> list[tuple[str, Any]]:
