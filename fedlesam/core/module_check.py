@@ -114,7 +114,11 @@ def one_number(loss: object) -> Tensor:
 
 
 def check_learns(loss: Tensor) -> Tensor:
-    """A loss that is to be differentiated, refused if there is nothing to differentiate."""
+    """A loss that is to be differentiated, refused if there is nothing to differentiate.
+
+    Args:
+        loss: Of a batch.
+    """
     if loss.requires_grad:
         return loss
     raise Unsupported(

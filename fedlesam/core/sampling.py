@@ -48,7 +48,14 @@ def draw(seed: int, round: int, clients: int, active: int, sampling: Sampling | 
 
 
 def draw_silent(seed: int, round: int, active: Sequence[int], dropout: float) -> list[int]:
-    """Those of the active clients that will never answer, each by its own draw."""
+    """Those of the active clients that will never answer, each by its own draw.
+
+    Args:
+        seed: Of the run.
+        round: The number of the round, from 0.
+        active: The clients of the round.
+        dropout: The probability of each.
+    """
     if not dropout:
         return []
     drawn = {client: seeds.derive(seed, "dropout", round, client) for client in active}
