@@ -25,7 +25,7 @@ from fedlesam.core.messages import Broadcast, ClientResult, Memory
 from fedlesam.core.slots import AffineStep, Algorithm, LocalResult, State, Step
 from fedlesam.core.sound import augmented, check_finite, shapes
 from fedlesam.core.task import Task
-from fedlesam.core.vectors import adamw_, add_scaled_, clip_coefficient, is_number
+from fedlesam.core.vectors import adamw_, add_fused_, add_scaled_, clip_coefficient, is_number
 
 
 class Gradient(Protocol):
@@ -145,10 +145,15 @@ def begin(
 
 def look(r: ClientRound, gradient: Gradient, number: int | Tensor, noise: Tensor | None = None) -> Tensor:
     """Take the gradient of one step at v + e into `r.g`; the loss there."""
+    climb(r, gradient, number, noise)
+    return differentiate(r, gradient)
+
+
+def climb(r: ClientRound, gradient: Gradient, number: int | Tensor, noise: Tensor | None = None) -> None:
+    """Go to u = v + e, with the first of two passes if e needs one."""
     rule = r.algorithm.perturbation
-    lesson = Lesson(rule, rule.teacher(r.anchor, r.server_state)) if rule.teaches else None
     if rule.gradient == "current":
-        gradient(r.u, r.g, final=False, lesson=lesson if rule.teaches == "ascent" else None)
+        gradient(r.u, r.g, final=False, lesson=_lesson(r) if rule.teaches == "ascent" else None)
         assert r.ascent is not None
         r.ascent.copy_(r.g)
     if r.first is not None:
@@ -157,10 +162,20 @@ def look(r: ClientRound, gradient: Gradient, number: int | Tensor, noise: Tensor
         e = rule.ascend(r.ascent, Step(r.v, r.anchor, number, r.affine, r.client_state, r.server_state, noise))
         r.e = check_shape(e, r.anchor)
         r.u.copy_(r.v).add_(r.e)
-    loss = gradient(r.u, r.g, final=True, lesson=lesson if rule.teaches == "descent" else None)
+
+
+def differentiate(r: ClientRound, gradient: Gradient) -> Tensor:
+    """Take the gradient that the step goes along into `r.g`; the loss at u."""
+    rule = r.algorithm.perturbation
+    loss = gradient(r.u, r.g, final=True, lesson=_lesson(r) if rule.teaches == "descent" else None)
     if r.first is not None:
         add_scaled_(r.g.mul_(rule.mix), r.first, 1 - rule.mix)
     return loss
+
+
+def _lesson(r: ClientRound) -> Lesson:
+    rule = r.algorithm.perturbation
+    return Lesson(rule, rule.teacher(r.anchor, r.server_state))
 
 
 def move(r: ClientRound, number: int | Tensor) -> None:
@@ -169,6 +184,7 @@ def move(r: ClientRound, number: int | Tensor) -> None:
     AdamW takes gain * clip(g) + pull * v + bias for the gradient, and weight decay beside it.
     """
     (gain, pull, bias), local, g = r.affine, r.local, r.g
+    add = add_scaled_ if r.mapped else add_fused_
     lr = r.algorithm.lr_of(r.lr, number, r.steps)
     rate = pull + local.weight_decay
     if r.algorithm.perturbation.gradient == "previous" and r.ascent is not None:
@@ -185,23 +201,23 @@ def move(r: ClientRound, number: int | Tensor) -> None:
         g.mul_(gain)
         gain = 1.0
     if r.momentum is not None and r.second is not None:
-        add_scaled_(add_scaled_(g.mul_(gain), r.v, pull), r.centre, -pull)
+        add(add(g.mul_(gain), r.v, pull), r.centre, -pull)
         if bias is not None:
             g.add_(bias)
         pull_(r, lr * local.weight_decay)
-        adamw_(r.v, g, r.momentum, r.second, lr, number)
+        adamw_(r.v, g, r.momentum, r.second, lr, number, add)
     elif r.momentum is not None:
-        add_scaled_(r.momentum.mul_(local.momentum), g, gain)
-        add_scaled_(add_scaled_(r.momentum, r.v, rate), r.centre, -rate)
+        add(r.momentum.mul_(local.momentum), g, gain)
+        add(add(r.momentum, r.v, rate), r.centre, -rate)
         if bias is not None:
             r.momentum.add_(bias)
-        add_scaled_(r.v, r.momentum, -lr)
+        add(r.v, r.momentum, -lr)
     else:
         if not is_number(rate, 0):
             pull_(r, lr * rate)
-        add_scaled_(r.v, g, -lr * gain)
+        add(r.v, g, -lr * gain)
         if bias is not None:
-            add_scaled_(r.v, bias, -lr)
+            add(r.v, bias, -lr)
     if r.v is not r.u:
         r.u.copy_(r.v)
 
@@ -263,8 +279,11 @@ def local_update(
 ) -> Generator[LocalStep, None, ClientResult]:
     """Train one client, yielding before every step; the generator's value is the client's result.
 
-    Without a task it is that of `local.loss`.
+    Without a task it is that of `local.loss`. A model with graphs makes a step whole after the yield, so that its
+    gradient is not there to be looked at.
     """
+    from fedlesam.core.recorded import RecordedRound  # it is made of the parts above
+
     task = local.task() if task is None else task
     mask_seed = seeds.derive(seed, "step", broadcast.round, client)
     seeds.reseed_torch(mask_seed, model.device)
@@ -282,6 +301,8 @@ def local_update(
     losses: list[Tensor] = []
     taken: list[Tensor | slice] = []
     view, gradient = LocalStep(model, r, r.anchor.new_zeros(())), BatchGradient(model, task, broadcast.buffers)
+    graphs = model.graphs if algorithm.perturbation.teaches != "descent" else None
+    recorded = RecordedRound(graphs, r, gradient, noise) if graphs is not None and graphs.refused is None else None
     orders = batch_indices(len(batches), local.batch_size, None, model.batch_norm, rng, batches.home)
     for indices in islice(orders, steps):
         mask_seed += 1
@@ -293,15 +314,19 @@ def local_update(
             seeds.reseed_torch(mask_seed, model.device)
             noise.normal_()
 
-        gradient.batch = batch, mask_seed
+        gradient.batch, number = (batch, mask_seed), len(losses)
+        if recorded is not None:
+            yield view
         try:
-            view.loss = look(r, gradient, len(losses), noise)
+            loss = look(r, gradient, number, noise) if recorded is None else recorded.step(number).clone()
         except Exception as error:
-            error.add_note(f"in local step {len(losses)}, on a batch of {shapes(batch)}")
+            error.add_note(f"in local step {number}, on a batch of {shapes(batch)}")
             raise
-        losses.append(view.loss)
-        yield view
-        move(r, len(losses) - 1)
+        losses.append(loss)
+        if recorded is None:
+            view.loss = loss
+            yield view
+            move(r, number)
 
     values = torch.stack(losses).tolist()
     wrong = next((number for number, value in enumerate(values) if not math.isfinite(value)), None)
@@ -310,11 +335,12 @@ def local_update(
         remedy = _remedy(batch, taken[wrong])
         raise NotFinite(f"the loss of step {wrong} is not finite", broadcast.round, client, remedy)
     model.state.check()
+    r = r if recorded is None else recorded.end()
     result, after, perturbation, correction = finish(r, memory, broadcast, len(values))
     if not all(math.isfinite(end) for end in result.update.aminmax()):
         raise NotFinite("the update is not finite", broadcast.round, client)
-    loss = sum(values) / len(values)
-    return ClientResult(client, len(batches), result, loss, perturbation, correction, model.buffers(), after)
+    mean = sum(values) / len(values)
+    return ClientResult(client, len(batches), result, mean, perturbation, correction, model.buffers(), after)
 
 
 def drain(steps: Generator[LocalStep, None, ClientResult], check: Callable[[], None] | None = None) -> ClientResult:

@@ -44,7 +44,7 @@ class Step(NamedTuple):
     anchor: Tensor
     """w, the global model the round started from."""
     number: int | Tensor
-    """k, from 0; a tensor has the weights' dtype."""
+    """k, from 0; as a tensor it has one entry, of a floating dtype."""
     affine: AffineStep
     """The correction of this round."""
     client_state: State
