@@ -258,9 +258,9 @@ def test_gradients_and_weights_never_move() -> None:
     assert len(places) == 1
 
 
-def traced(method: str, client: int, rounds: int) -> list[GraphModule]:
+def traced(method: str, client: int, rounds: int, model: nn.Module | None = None) -> list[GraphModule]:
     """What is recorded of a client's steps on the meta device, which cannot be read."""
-    fed = play(federation(method, model=drawing(method)), [[0, 1]] * rounds)
+    fed = play(federation(method, model=model), [[0, 1]] * rounds)
     flat, sent, found = FlatModel(fed.model.to("meta")), fed.state.sent(fed.algorithm), []
 
     class Tracer(TapeRecorder):
@@ -278,9 +278,7 @@ def traced(method: str, client: int, rounds: int) -> list[GraphModule]:
     return found
 
 
-@pytest.mark.parametrize(
-    "method", [name for name in CATALOGUE if federation(name).algorithm.perturbation.teaches == ""]
-)
+@pytest.mark.parametrize("method", CATALOGUE)
 def test_a_step_traced_twice_is_the_same_graph_and_runs_on_fake_cuda(method: str) -> None:
     """In another round, by another client. Autograd of a PyTorch without CUDA refuses it, so it is traced on meta."""
     once, again = traced(method, 0, 1), traced(method, 1, 2)
@@ -291,6 +289,13 @@ def test_a_step_traced_twice_is_the_same_graph_and_runs_on_fake_cuda(method: str
         assert "_local_scalar_dense" not in graph.code
         assert "addcmul_" in graph.code or graph is not once[-1], "the descent"
         run_on_fake_cuda(graph)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedsam", "fedlesam-s"])
+def test_a_step_with_statistics_and_masks_traced_twice_is_the_same_graph(method: str) -> None:
+    once, again = (traced(method, client, client + 1, drawing()) for client in (0, 1))
+    assert [graph.code for graph in once] == [graph.code for graph in again]
+    assert all("bernoulli_" in graph.code and "batch_norm" in graph.code for graph in once)
 
 
 def run_on_fake_cuda(graph: GraphModule) -> None:
