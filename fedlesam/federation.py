@@ -316,7 +316,7 @@ class Federation:
         self._local_engine.stop_flag.check()
 
     def save_memories(self, folder: Path, known: Mapping[str, FileDigest] | None = None) -> Saved:
-        """Put what clients remember into a folder, lasting once that is synced; what is in files `known` stays there."""
+        """Put what clients remember into a folder, lasting once it is synced; what is in files `known` stays there."""
         if self._engine is None and self._pinned and self._begun:
             raise ValueError("the workers that held the clients' memories are gone: start the run again")
         return (self._engine or self._local_engine).save(folder, self.state.round, known or {})
