@@ -148,8 +148,8 @@ class Federation:
 
         check_module(model)  # a lazy one cannot even be copied
         module = copied(model) if how.device is None else copied(model).to(find_device(how.device))
-        graphs = how.cuda_graphs and not (stacked or how.compile)
-        self._flat = FlatModel(copy.deepcopy(module), how.precision, how.compile and not stacked, graphs)
+        graphs, reorder = how.cuda_graphs and not (stacked or how.compile), not stacked and self.algorithm.any_order
+        self._flat = FlatModel(copy.deepcopy(module), how.precision, how.compile and not stacked, graphs, reorder)
         self._shell = Shell(module)
         return_freed_memory()
         self.algorithm = self.algorithm.for_model(self._flat.tensors)
@@ -160,7 +160,7 @@ class Federation:
         if self.algorithm.privacy is not None:
             self.algorithm.privacy.check_buffers(changed)
         self._mixtures = evaluation.mixtures(clients, self.task, outputs) if per_client else None
-        self.state = ServerState.initial(self.algorithm, self._flat.weights.clone(), buffers)
+        self.state = ServerState.initial(self.algorithm, self._flat.plain_weights(), buffers)
         self._pinned, self._begun, self._drawn = how.store == "pinned", False, True
         self.memories = self._store(how.folder, how.memory)
         if _stack is None and how.stack_runs is not None:
@@ -217,7 +217,7 @@ class Federation:
 
     def replica(self) -> FlatModel:
         """A copy of the global model for somebody who trains beside the federation: its precision, not compiled."""
-        return FlatModel(self.model, self._flat.precision)
+        return FlatModel(self.model, self._flat.precision, reorder=self._flat.order is not None)
 
     def understudy(self) -> SerialEngine:
         """An engine that trains beside the federation by the same rules, on a replica; its memories are only read."""

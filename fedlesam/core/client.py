@@ -258,11 +258,13 @@ class LocalStep:
     @property
     def e(self) -> Tensor | None:
         """The perturbation; the next step may overwrite it."""
-        return self.round.e
+        e = self.round.e
+        return e if e is None or self.model.order is None else self.model.plain(e, torch.empty_like(e))
 
     def weights(self) -> Tensor:
         """A copy of the client's local model v."""
-        return self.round.v.clone() if self.round.ascends else self.round.v - self.round.centre
+        v = self.round.v if self.round.ascends else self.round.v - self.round.centre
+        return self.model.plain(v, torch.empty_like(v))
 
 
 def local_update(
@@ -282,7 +284,7 @@ def local_update(
     Without a task it is that of `local.loss`. A model with graphs makes a step whole after the yield, so that its
     gradient is not there to be looked at.
     """
-    from fedlesam.core.recorded import RecordedRound  # it is made of the parts above
+    from fedlesam.core.recorded import RecordedRound, given_back, held_round  # made of the parts above
 
     task = local.task() if task is None else task
     mask_seed = seeds.derive(seed, "step", broadcast.round, client)
@@ -290,7 +292,12 @@ def local_update(
     memory = memory.to(model.device)
     per_epoch = steps_per_epoch(size_of(data), local.batch_size, model.batch_norm)
     steps = local.steps_of(seed, broadcast.round, client, per_epoch)
-    r = begin(algorithm, local, broadcast, memory, steps, model.weights, model.scratch)
+    graphs = model.graphs if algorithm.perturbation.teaches != "descent" else None
+    graphs = None if graphs is None or graphs.refused is not None else graphs
+    u = model.weights if model.order is None else model.scratch("plain")
+    given = r = begin(algorithm, local, broadcast, memory, steps, u, model.scratch)
+    if model.order is not None or graphs is not None:
+        r = held_round(model, given)
     model.load_buffers(broadcast.buffers)
     model.module.train()
     batches = Batches(data, model.device, task.collate)
@@ -301,8 +308,7 @@ def local_update(
     losses: list[Tensor] = []
     taken: list[Tensor | slice] = []
     view, gradient = LocalStep(model, r, r.anchor.new_zeros(())), BatchGradient(model, task, broadcast.buffers)
-    graphs = model.graphs if algorithm.perturbation.teaches != "descent" else None
-    recorded = RecordedRound(graphs, r, gradient, noise) if graphs is not None and graphs.refused is None else None
+    recorded = None if graphs is None else RecordedRound(graphs, r, gradient, noise)
     orders = batch_indices(len(batches), local.batch_size, None, model.batch_norm, rng, batches.home)
     for indices in islice(orders, steps):
         mask_seed += 1
@@ -312,7 +318,7 @@ def local_update(
             batch = augmented(batch, local.augment, augment_rng)
         if noise is not None:
             seeds.reseed_torch(mask_seed, model.device)
-            noise.normal_()
+            noise.copy_(model.hold("noise", noise.normal_())) if model.order is not None else noise.normal_()
 
         gradient.batch, number = (batch, mask_seed), len(losses)
         if recorded is not None:
@@ -335,7 +341,7 @@ def local_update(
         remedy = _remedy(batch, taken[wrong])
         raise NotFinite(f"the loss of step {wrong} is not finite", broadcast.round, client, remedy)
     model.state.check()
-    r = r if recorded is None else recorded.end()
+    r = given if r is given else given_back(model, given, r)
     result, after, perturbation, correction = finish(r, memory, broadcast, len(values))
     if not all(math.isfinite(end) for end in result.update.aminmax()):
         raise NotFinite("the update is not finite", broadcast.round, client)

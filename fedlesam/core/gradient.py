@@ -68,12 +68,14 @@ class BatchGradient:
         """The teacher's logits: the same batch and mask, the buffers that were received, and no trace of the pass."""
         batch, weights, buffers = self.batch[0], self.model.weights, self.model.buffers()
         student = self.model.scratch("student").copy_(weights)
-        self.model.load(teacher, self.received)
+        weights.copy_(teacher)
+        self.model.load_buffers(self.received)
         if self.draws is not False:
             self.seed()
         with torch.no_grad():
             found = logits(self.model.step(self.task, batch))
-        self.model.load(student, buffers)
+        weights.copy_(student)
+        self.model.load_buffers(buffers)
         return found
 
     def seed(self) -> None:

@@ -114,20 +114,8 @@ class Graphs:
         self.recorded: dict[Hashable, tuple[Callable[[], None], Tensor]] = {}
         self._inputs: dict[Hashable, tuple[Batch, list[Tensor]]] = {}
         self._filled: dict[Hashable, Batch] = {}
-        self._held: dict[Hashable, Tensor] = {}
+        self._numbers: dict[str, Tensor] = {}
         self._rules: object = None
-
-    def hold(self, name: str, value: Tensor) -> Tensor:
-        """A copy of a tensor, at the same place for all values of this name and form.
-
-        Args:
-            name: tells apart what is held at the same time.
-            value: what is copied.
-        """
-        key = name, value.shape, value.dtype
-        if key not in self._held:
-            self._held[key] = torch.empty(value.shape, dtype=value.dtype, device=self.device)
-        return self._held[key].copy_(value)
 
     def number(self, name: str, value: float | Tensor) -> Tensor:
         """A number as a tensor that never moves, in double precision: results are those of the number itself.
@@ -136,9 +124,9 @@ class Graphs:
             name: of the number.
             value: it is not read if it is a tensor.
         """
-        if name not in self._held:
-            self._held[name] = torch.zeros((), dtype=torch.float64, device=self.device)
-        return self._held[name].fill_(value)
+        if name not in self._numbers:
+            self._numbers[name] = torch.zeros((), dtype=torch.float64, device=self.device)
+        return self._numbers[name].fill_(value)
 
     def keep_only(self, rules: object) -> None:
         """Forget the graphs of other rules: those of earlier rounds, if numbers of a rule follow the rounds.

@@ -99,6 +99,9 @@ class Rule:
 
     formula: ClassVar[tuple[str, ...]] = ()
     """What the rule computes, a line each, in the notation of `fedlesam explain`."""
+    requires_order: ClassVar[bool] = False
+    """The rule looks at places inside a model's tensors, by more than their first axis. Without it weights of
+    convolutions may be in channels-last while a client trains."""
     requires_uniform_weights: ClassVar[bool] = False
     """The rule is correct only for the plain mean over clients: weighting them by examples is refused."""
 
@@ -377,6 +380,11 @@ class Algorithm:
     def mean_lr(self, lr: float, steps: int) -> float:
         """The mean of the learning rates of a client's `steps` steps."""
         return cast(float, self.lr_of(lr, (steps - 1) / 2, steps))
+
+    @property
+    def any_order(self) -> bool:
+        """Whether no rule requires the plain order of the weights."""
+        return not any(rule.requires_order for rule in self.rules)
 
     @property
     def uniform_rules(self) -> list[str]:
