@@ -110,7 +110,7 @@ class RunConfig:
     lost_after: float = option(
         60.0, MACHINE, "end a run when a process of it is stopped or not heard for so long; 0: never", metavar="SECONDS"
     )
-    cuda_graphs: bool = option(True, MACHINE, "on a GPU, record passes once and replay them, where the model allows it")
+    cuda_graphs: bool = option(True, MACHINE, "on a GPU, record steps once and replay them, where the model allows it")
     device: str = option("auto", MACHINE, "auto, cpu, cuda or cuda:i")
 
 
