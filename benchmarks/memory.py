@@ -1,16 +1,23 @@
 """Peak memory of a round in units of V, the bytes of the model's weights, over that of the process before the model.
 
-    python benchmarks/memory.py [--weights 50000000] [--clients 4] [fedavg scaffold ...]
+    python benchmarks/memory.py [--weights 50000000] [--clients 4] [--turns 15] [fedavg scaffold ...]
 
 Linear layers of a million weights, one batch a client. Every measurement is a process of its own; the peak is VmHWM
 from /proc, reset before each round. The model that the user made counts; it is one V.
+
+Then the time that a result takes beside a copy of its update in memory, in processor time of one core: adding it to the
+sums (checks and norm included), and the mean, which is made in new memory, as the copy on the last line is.
 """
 
 import argparse
 import json
 import re
+import statistics
 import subprocess
 import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -18,6 +25,9 @@ from measure import machine
 from torch import nn
 
 import fedlesam as fl
+from fedlesam.core.messages import ClientResult, Memory
+from fedlesam.core.reduction import Reduction
+from fedlesam.core.slots import LocalResult
 
 WIDTH = 1000
 
@@ -50,11 +60,40 @@ def measure(name: str, weights: int, clients: int) -> dict[str, float]:
     return found
 
 
+def seconds(do: Callable[[], object]) -> float:
+    began = time.process_time()
+    do()
+    return time.process_time() - began
+
+
+def copies(weights: int, turns: int) -> dict[str, list[float]]:
+    """Processor time in copies of an update, turn by turn; both places of the copy are written before."""
+    torch.set_num_threads(1)
+    update, place = torch.randn(weights), torch.zeros(weights)
+    found: dict[str, list[float]] = defaultdict(list)
+    for by_examples in (False, True):
+        sums = Reduction(0, turns + 1, by_examples)
+
+        def add(sums: Reduction = sums) -> None:
+            client, result = len(sums.summaries), LocalResult(update, 1, 0.1)
+            sums.add(ClientResult(client, 10, result, 0.5, {}, {}, {}, Memory()))
+
+        add()
+        for _ in range(turns):
+            one = seconds(lambda: place.copy_(update))
+            found["adding it, by examples" if by_examples else "adding it"].append(seconds(add) / one)
+            if not by_examples:
+                found["the mean"].append(seconds(lambda sums=sums: sums.mean_update(torch.float32)) / one)
+                found["a copy into new memory"].append(seconds(update.clone) / one)
+    return found
+
+
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("methods", nargs="*", default=["fedavg", "scaffold"])
     arguments.add_argument("--weights", type=int, default=50_000_000)
     arguments.add_argument("--clients", type=int, default=4)
+    arguments.add_argument("--turns", type=int, default=15)
     arguments.add_argument("--one", help=argparse.SUPPRESS)
     options = arguments.parse_args()
     if options.one:
@@ -67,6 +106,10 @@ def main() -> None:
         command = [sys.executable, __file__, "--one", name, *sizes]
         found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
         print(f"| {name} | {' | '.join(f'{value:.1f}' for value in found.values())} |", flush=True)
+    print("\n| of one update | copies | quartiles |\n|---|---|---|")
+    for what, ratios in copies(options.weights, options.turns).items():
+        low, _, high = statistics.quantiles(ratios, n=4)
+        print(f"| {what} | {statistics.median(ratios):.1f} | {low:.1f} to {high:.1f} |", flush=True)
 
 
 main()

@@ -151,7 +151,8 @@ class Federation:
         check_module(model)  # a lazy one cannot even be copied
         module = copied(model) if how.device is None else copied(model).to(find_device(how.device))
         graphs = how.cuda_graphs and not (stacked or how.compile)
-        self._flat = FlatModel(copy.deepcopy(module), how.precision, how.compile and not stacked, graphs)
+        reorder = not stacked and not any(rule.requires_order for rule in self.algorithm.rules)
+        self._flat = FlatModel(copy.deepcopy(module), how.precision, how.compile and not stacked, graphs, reorder)
         self._shell = Shell(module)
         return_freed_memory()
         self.algorithm = self.algorithm.for_model(self._flat.tensors)
@@ -162,7 +163,7 @@ class Federation:
         if self.algorithm.privacy is not None:
             self.algorithm.privacy.check_buffers(changed)
         self._mixtures = evaluation.mixtures(clients, self.task, outputs) if per_client else None
-        self.state = ServerState.initial(self.algorithm, self._flat.weights.clone(), buffers)
+        self.state = ServerState.initial(self.algorithm, self._flat.plain_weights(), buffers)
         self._pinned, self._begun, self._drawn = how.store == "pinned", False, True
         self.memories = how.make_store(self, self.workers, empty=_world is None)
         if _stack is None and how.stack_runs is not None:
@@ -219,7 +220,7 @@ class Federation:
 
     def replica(self) -> FlatModel:
         """A copy of the global model for somebody who trains beside the federation: its precision, not compiled."""
-        return FlatModel(self.model, self._flat.precision)
+        return FlatModel(self.model, self._flat.precision, reorder=self._flat.order is not None)
 
     def understudy(self) -> SerialEngine:
         """An engine that trains beside the federation by the same rules, on a replica; its memories are only read."""
@@ -324,7 +325,7 @@ class Federation:
         self._local_engine.stop_flag.check()
 
     def save_memories(self, folder: Path, known: Mapping[str, FileDigest] | None = None) -> Saved:
-        """Put what clients remember into a folder, lastingly."""
+        """Put what clients remember into a folder, lasting once it is synced."""
         if self._engine is None and self._pinned and self._begun:
             raise ValueError("the workers that held the clients' memories are gone: start the run again")
         return (self._engine or self._local_engine).save(folder, self.state.round, known or {})

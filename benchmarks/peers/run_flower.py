@@ -51,7 +51,10 @@ class Scheduled(FedAvg):
 @server_app.main()
 def serve(grid: Grid, context: Context) -> None:
     strategy = Scheduled(
-        fraction_train=work.ACTIVE / work.CLIENTS, fraction_evaluate=0.0, min_available_nodes=work.CLIENTS
+        fraction_train=work.ACTIVE / work.CLIENTS,
+        fraction_evaluate=0.0,
+        min_train_nodes=work.ACTIVE,  # the fraction is of the nodes that are there by now, which may be fewer
+        min_available_nodes=work.CLIENTS,
     )
     model = work.first_model()
     work.mark()

@@ -3,11 +3,11 @@
 import torch
 from torch import Tensor
 
-from fedlesam.core.client import begin, finish, look, move
 from fedlesam.core.local import LocalTraining
 from fedlesam.core.messages import Memory
 from fedlesam.core.server import ServerState
 from fedlesam.core.slots import Algorithm, TensorSpec
+from fedlesam.core.step import begin, finish, look, move
 
 STEPS = 3
 

@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 PART = ".part"
 """How a file ends that is not finished; one that stays behind was cut off and means nothing."""
@@ -60,8 +60,12 @@ def check_digest(path: Path, expected: FileDigest) -> None:
     raise Damaged(f"{path}: is damaged")
 
 
+Sync = bool | Literal["file"]
+"""Whether a file must survive a power loss from now on; "file": its content, and whoever commits syncs its folder."""
+
+
 @contextlib.contextmanager
-def replacing(path: Path, sync: bool = True) -> Iterator[Path]:
+def replacing(path: Path, sync: Sync = True, first: Iterable[Path] = ()) -> Iterator[Path]:
     """A name beside `path` to write to; what was written takes its place at the end, or leaves no trace.
 
     It gets the permissions of a file that `open` makes, whatever wrote it: safetensors' are the owner's alone.
@@ -69,6 +73,8 @@ def replacing(path: Path, sync: bool = True) -> Iterator[Path]:
     Args:
         path: The file to write or to replace.
         sync: Whether it must survive a power loss.
+        first: Folders that are synced before it takes its place: after the file, whose sync has done their work by then
+            where a file system has a journal.
     """
     make_folder(path.parent)
     beside = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}{PART}")  # two processes may write one file at once
@@ -80,8 +86,10 @@ def replacing(path: Path, sync: bool = True) -> Iterator[Path]:
             beside.chmod(usual)
         if sync:
             sync_file(beside)
+        for folder in first:
+            sync_folder(folder)
         beside.replace(path)
-        if sync:
+        if sync is True:
             sync_folder(path.parent)
     except BaseException:
         with contextlib.suppress(OSError):
@@ -101,14 +109,15 @@ def make_folder(path: Path) -> None:
         sync_folder(folder.parent)
 
 
-def write_text(path: Path, content: str) -> None:
+def write_text(path: Path, content: str, first: Iterable[Path] = ()) -> None:
     """Write or replace a text file, whole or not at all.
 
     Args:
         path: The file.
         content: Its text; UTF-8.
+        first: Folders that are synced before it takes its place.
     """
-    with replacing(path) as beside:
+    with replacing(path, first=first) as beside:
         beside.write_text(content, encoding="utf-8")
 
 

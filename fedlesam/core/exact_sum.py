@@ -86,8 +86,9 @@ class ExactSum:
         """
         halves = self._halves()
         out = torch.empty(halves[0].shape, dtype=dtype, device=self.total.device)
+        place = torch.empty(min(CHUNK, len(out)), dtype=torch.float64, device=out.device)
         for into, *parts in zip(torch.split(out, CHUNK), *(torch.split(half, CHUNK) for half in halves), strict=True):
-            into.copy_(_as_float(parts).div_(SCALE * weight))
+            into.copy_(_as_float(parts, place[: len(into)]).div_(SCALE * weight))
         return out.reshape(self.shape)
 
     def pull(self, weight: int, landed: Tensor, anchor: Tensor) -> float:
@@ -103,11 +104,11 @@ class ExactSum:
         ends = (torch.split(end, CHUNK) for end in (landed, anchor))
         for after, before, *parts in zip(*ends, *halves, strict=True):
             precise = (after - before).double()
-            mean = _as_float(parts).div_(SCALE * weight)
+            mean = _as_float(parts, torch.empty_like(precise)).div_(SCALE * weight)
             total += torch.dot(mean.mul_(2).sub_(precise), precise)
         return float(total)
 
 
-def _as_float(parts: Sequence[Tensor]) -> Tensor:
-    """The integers of a sum as floating-point numbers, still scaled."""
-    return parts[0].double().mul_(MOST).add_(parts[1]) if len(parts) == 2 else parts[0].double()
+def _as_float(parts: Sequence[Tensor], out: Tensor) -> Tensor:
+    """The integers of a sum as floating-point numbers in `out`, still scaled."""
+    return out.copy_(parts[0]).mul_(MOST).add_(parts[1]) if len(parts) == 2 else out.copy_(parts[0])

@@ -16,15 +16,19 @@ from fedlesam.core.computing import own_device
 from fedlesam.core.graphs import Graphs
 from fedlesam.core.half import Cast, HalfWeights
 from fedlesam.core.module_check import check_learns, check_module, one_number
+from fedlesam.core.order import Order
 from fedlesam.core.slots import TensorSpec
 from fedlesam.core.task import Task
 from fedlesam.core.tree import tree_map
 
 MANY_WEIGHTS = 8_000_000
-"""Of convolutions: with more, on a CPU, turning their gradients back costs more than channels-last gains.
+"""Of convolutions: with more, on a CPU, turning their gradients back costs more than pictures in channels-last gain.
 
 ResNet-18 at batch 50 takes 0.89 of the time with 0.7 million of them, 0.97 with 6, 1.02 with 11 (docs/benchmarks.md).
 """
+
+REORDERED = {"cuda", "meta"}
+"""Devices on which weights of convolutions may lie in channels-last inside the vector; on CPUs nothing is gained."""
 
 
 class ForwardPass(NamedTuple):
@@ -121,11 +125,18 @@ class FlatModel:
         module: The model; it belongs to this object from now on.
         precision: Of forward and backward passes; weights stay in their own.
         compile: Whether passes are compiled by torch.compile.
-        graphs: Whether passes on a GPU are recorded as CUDA graphs.
+        graphs: Whether steps on a GPU are recorded as CUDA graphs.
+        reorder: Whether `weights` may have another order than the module's tensors, if that is faster. Whoever allows
+            it reads them by `plain_weights`. What methods are given and return has the plain order, but for gradients.
     """
 
     def __init__(
-        self, module: nn.Module, precision: Precision = "fp32", compile: bool = False, graphs: bool = False
+        self,
+        module: nn.Module,
+        precision: Precision = "fp32",
+        compile: bool = False,
+        graphs: bool = False,
+        reorder: bool = False,
     ) -> None:
         self.module, self.precision = module, precision
         check_module(module)
@@ -145,16 +156,24 @@ class FlatModel:
             raise ValueError(f"trainable parameters must be real numbers, got {parameters[0].dtype}")
         self.parameters, self.shapes = parameters, [p.shape for p in parameters]
         self.weights = torch.cat([p.detach().reshape(-1) for p in parameters])
-        for parameter, view in zip(parameters, self.views(self.weights), strict=True):
+        kernels = {id(m.weight): m.weight.numel() for m in module.modules() if isinstance(m, nn.Conv2d)}
+        convolutions, gpu = sum(kernels.values()), self.device.type != "cpu"
+        turned = [reorder and id(p) in kernels and self.device.type in REORDERED for p in parameters]
+        self.order = Order(self.shapes, turned) if any(turned) else None
+        """Of `weights` and of gradients, if it is not the plain one."""
+        if self.order is not None:
+            self.weights = self.order.inward(self.weights, torch.empty_like(self.weights))
+        for parameter, view in zip(parameters, self._own_views(self.weights), strict=True):
             parameter.data = view
-        self.half = HalfWeights(module, parameters, self.weights, self.views) if precision == "bf16-pure" else None
+        self.half = None
+        if precision == "bf16-pure":
+            self.half = HalfWeights(module, parameters, self.weights, self._own_views)
         self.state = Buffers(module)
         norms = [m for m in module.modules() if isinstance(m, _BatchNorm)]
         self.batch_norm = bool(norms)
         self.needs_batch = any(norm.running_mean is None for norm in norms)
         """Also in eval mode: statistics of one sample are none."""
-        convolutions = sum(m.weight.numel() for m in module.modules() if isinstance(m, nn.Conv2d))
-        self.channels_last = convolutions > 0 and (self.device.type != "cpu" or convolutions <= MANY_WEIGHTS)
+        self.channels_last = convolutions > 0 and (gpu or convolutions <= MANY_WEIGHTS)
         cast = Cast(precision, self.device.type)
         self.called = CalledModel(module, self.call, cast, self.channels_last)
         self._elsewhere = _Held(CalledModel(module, None, cast))
@@ -162,6 +181,7 @@ class FlatModel:
         """Replays passes on a GPU; None runs each of them."""
         self.backward_passes = 0
         self._scratch: dict[str, Tensor] = {}
+        self._held: dict[tuple[str, torch.Size, torch.dtype], Tensor] = {}
         self._gradient: Tensor | None = None
         self._grads: list[Tensor] = []
 
@@ -171,11 +191,12 @@ class FlatModel:
         if self.half is not None:  # it is rounded
             module = copy.deepcopy(module)
             trainable = (p for p in module.parameters() if p.requires_grad)
-            for parameter, view in zip(trainable, self.views(self.weights), strict=True):
-                parameter.data = view.clone()
+            for parameter, view in zip(trainable, self._own_views(self.weights), strict=True):
+                parameter.data = view.clone(memory_format=torch.contiguous_format)
         if self.device.type == "cuda":  # the other process may have another GPU
             module = copy.deepcopy(module).cpu()
-        return _own, (module, self.device.type, self.precision, self.call is not self.module, self.graphs is not None)
+        how = self.precision, self.call is not self.module, self.graphs is not None, self.order is not None
+        return _own, (module, self.device.type, *how)
 
     @property
     def device(self) -> torch.device:
@@ -201,10 +222,43 @@ class FlatModel:
         """`flat` cut into the parameters' shapes, without copying.
 
         Args:
-            flat: A vector as long as `weights`.
+            flat: A vector as long as `weights`, in the plain order.
         """
         pieces = torch.split(flat, self.sizes)
         return [piece.view(shape) for piece, shape in zip(pieces, self.shapes, strict=True)]
+
+    def _own_views(self, flat: Tensor) -> list[Tensor]:
+        return self.views(flat) if self.order is None else self.order.views(flat)
+
+    def plain_weights(self) -> Tensor:
+        """A copy of the weights in the plain order."""
+        return self.plain(self.weights, torch.empty_like(self.weights))
+
+    def plain(self, vector: Tensor, into: Tensor) -> Tensor:
+        """A vector of this model's order in the plain order.
+
+        Args:
+            vector: the vector.
+            into: where it is written to.
+        """
+        return into.copy_(vector) if self.order is None else self.order.outward(vector, into)
+
+    def hold(self, name: str, value: Tensor) -> Tensor:
+        """A copy of a tensor, at the same place for all values of this name and form; vectors in this model's order.
+
+        Args:
+            name: tells apart what is held at the same time.
+            value: what is copied; of the plain order, if it has the weights' shape.
+        """
+        key = name, value.shape, value.dtype
+        if key not in self._held:
+            self._held[key] = torch.empty(value.shape, dtype=value.dtype, device=self.device)
+        into = self._held[key]
+        return (
+            into.copy_(value)
+            if self.order is None or value.shape != self.weights.shape
+            else self.order.inward(value, into)
+        )
 
     def scratch(self, name: str) -> Tensor:
         """A model-sized vector with arbitrary content, allocated once and reused by every client and step.
@@ -224,10 +278,13 @@ class FlatModel:
         """Set the weights and the buffers, in place.
 
         Args:
-            weights: Flat.
+            weights: Flat, in the plain order.
             buffers: By name; the others stay as they are.
         """
-        self.weights.copy_(weights)
+        if self.order is None:
+            self.weights.copy_(weights)
+        else:
+            self.order.inward(weights, self.weights)
         self.load_buffers(buffers)
 
     def load_buffers(self, buffers: Mapping[str, Tensor]) -> None:
@@ -290,7 +347,7 @@ class FlatModel:
             out: The vector for the gradient; it is overwritten.
         """
         if self._gradient is not out:
-            self._gradient, self._grads = out, self.views(out)
+            self._gradient, self._grads = out, self._own_views(out)
         for parameter, view in zip(self.parameters, self._grads, strict=True):
             if parameter.grad is not view:  # another vector, or the model has called zero_grad
                 parameter.grad = view if parameter.dtype == view.dtype else None
@@ -307,6 +364,6 @@ class FlatModel:
             self.half.vector.copy_(self.weights)
 
 
-def _own(module: nn.Module, kind: str, precision: Precision, compile: bool, graphs: bool) -> FlatModel:
+def _own(module: nn.Module, kind: str, precision: Precision, compile: bool, graphs: bool, reorder: bool) -> FlatModel:
     module = module.to(own_device(kind)) if kind == "cuda" else copy.deepcopy(module)
-    return FlatModel(module, precision, compile, graphs)
+    return FlatModel(module, precision, compile, graphs, reorder)

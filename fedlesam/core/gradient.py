@@ -31,33 +31,42 @@ class BatchGradient:
         """Whether layers draw random numbers; the first pass of the round shows it. Where none does, none is seeded."""
 
     def __call__(self, at: Tensor, out: Tensor, *, final: bool, lesson: Lesson | None = None) -> Tensor:
-        batch, model, passes = self.batch[0], self.model, self.model.backward_passes
         taught = None if lesson is None else self.taught(lesson.teacher)
-        restore = not final and bool(model.state.names)
-
-        def work(batch: Batch) -> Tensor:
-            buffers = model.buffers() if restore else {}
-            found = model.step(self.task, batch)
-            value = found.loss if lesson is None or taught is None else lesson.objective(found, taught)
-            loss = model.backward_of(value, out)
-            model.load_buffers(buffers)
-            return loss if value is found.loss else found.loss.detach()
-
-        graphs = model.graphs if lesson is None else None  # a teacher has other tensors in every round
-        run = work if graphs is None else functools.partial(graphs.run, restore, work)
-        loss = self._watched(run, batch, watch=not final)
-        model.backward_passes = passes + 1
+        run = functools.partial(self.once, self.batch[0], at, out, final=final, lesson=lesson, taught=taught)
+        passes = self.model.backward_passes
+        loss = self._watched(run, watch=not final)
+        self.model.backward_passes = passes + 1
         return loss
 
-    def _watched(self, run: Callable[[Batch], Tensor], batch: Batch, watch: bool) -> Tensor:
+    def once(
+        self,
+        batch: Batch,
+        at: Tensor,
+        out: Tensor,
+        *,
+        final: bool,
+        lesson: Lesson | None = None,
+        taught: Tensor | None = None,
+    ) -> Tensor:
+        """The pass alone, on any batch: nothing is seeded."""
+        model = self.model
+        buffers = model.buffers() if not final and model.state.names else {}
+        found = model.step(self.task, batch)
+        value = found.loss if lesson is None or taught is None else lesson.objective(found, taught)
+        loss = model.backward_of(value, out)
+        model.load_buffers(buffers)
+        return loss if value is found.loss else found.loss.detach()
+
+    def _watched(self, run: Callable[[], Tensor], watch: bool) -> Tensor:
         """A pass with its seed. A layer that draws for the first time in the first of two passes makes it once more."""
-        self._seed()
+        if self.draws is not False:
+            self.seed()
         before = seeds.state(self.model.device) if watch or self.draws is None else None
-        loss = run(batch)
+        loss = run()
         drew = before is not None and seeds.state(self.model.device) != before
         if drew and self.draws is False:
             self.draws = True
-            return self._watched(run, batch, watch)
+            return self._watched(run, watch)
         self.draws = drew if self.draws is None else self.draws
         return loss
 
@@ -69,13 +78,16 @@ class BatchGradient:
         """
         batch, weights, buffers = self.batch[0], self.model.weights, self.model.buffers()
         student = self.model.scratch("student").copy_(weights)
-        self.model.load(teacher, self.received)
-        self._seed()
+        weights.copy_(teacher)
+        self.model.load_buffers(self.received)
+        if self.draws is not False:
+            self.seed()
         with torch.no_grad():
             found = logits(self.model.step(self.task, batch))
-        self.model.load(student, buffers)
+        weights.copy_(student)
+        self.model.load_buffers(buffers)
         return found
 
-    def _seed(self) -> None:
-        if self.draws is not False:
-            seeds.reseed_torch(self.batch[1], self.model.device)
+    def seed(self) -> None:
+        """Set what layers draw from, as both passes of the step see it."""
+        seeds.reseed_torch(self.batch[1], self.model.device)

@@ -1,7 +1,7 @@
-"""Forward and backward passes as CUDA graphs: recorded once for each form of a batch, then replayed without Python.
+"""Stretches of local steps as CUDA graphs: recorded once for each form of a batch, then replayed without Python.
 
-A pass reads the one vector of weights and writes the one vector of gradients, which never move. So its graph holds for
-every client, round and rule, and a step with two passes is two replays. Seeds are set between replays: a graph draws
+A stretch has one forward and backward pass, and what a step does before and after it (recorded.py). It reads and writes
+tensors that never move, so its graph holds for every client and round. Seeds are set between replays: a graph draws
 from the generator as it is then, so both passes of a step see the same mask, as without graphs.
 """
 
@@ -23,13 +23,13 @@ from fedlesam.core.tree import leaves, tree_map
 log = logging.getLogger(__name__)
 
 REHEARSALS = 3
-"""Passes of a form before it is recorded, as PyTorch asks for: they are steps as any other."""
-MOST = 8
-"""Forms that are recorded; each keeps its inputs, and they share the memory of their passes."""
+"""Runs of a form before it is recorded, as PyTorch asks for: they are steps as any other."""
+MOST = 16
+"""Forms that are recorded; they share the memory of their passes."""
 ON_HOST = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 
-Pass = Callable[[Batch], Tensor]
-"""A forward and backward pass on a batch; it returns the loss."""
+Work = Callable[[Batch], Tensor]
+"""A stretch of a step on a batch; it returns the loss."""
 
 
 class Recorder(Protocol):
@@ -84,7 +84,7 @@ class CudaRecorder(Recorder):
 
 
 class Watched(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """What a pass does, operation by operation, and why a graph could not repeat it.
+    """What is done, operation by operation with its numbers, and why a graph could not repeat it.
 
     Args:
         device: Operations elsewhere cannot be part of its graph.
@@ -93,13 +93,14 @@ class Watched(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, device: torch.device) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.device = device.type
-        self.operations: list[tuple[Hashable, ...]] = []
+        self.operations: list[tuple[Any, ...]] = []
         self.why: str | None = None
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         found = func(*args, **(kwargs or {}))
-        tensors = [t for t in tree_leaves((args, kwargs, found)) if isinstance(t, Tensor)]
-        self.operations.append((func, *(t.shape for t in tensors)))
+        given, made = tree_leaves((args, kwargs)), tree_leaves(found)
+        tensors = [t for t in (*given, *made) if isinstance(t, Tensor)]
+        self.operations.append((func, *(t.shape if isinstance(t, Tensor) else t for t in given)))
         if _reads(func, args):
             self.why = self.why or f"{func} is read on the host"
         elif any(t.device.type != self.device for t in tensors):
@@ -108,7 +109,7 @@ class Watched(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class Graphs:
-    """The passes of one model. What cannot be recorded runs as it would without graphs, and the log says why.
+    """The steps of one model. What cannot be recorded runs as it would without graphs, and the log says why.
 
     Args:
         device: where the model is.
@@ -125,35 +126,80 @@ class Graphs:
         self.device, self.buffers, self.make = device, buffers, recorder
         self.recorder: Recorder | None = None
         self.refused: str | None = None
-        self.rehearsed: dict[Hashable, list[list[tuple[Hashable, ...]]]] = {}
-        self.recorded: dict[Hashable, tuple[list[Tensor], Callable[[], None], Tensor]] = {}
+        self.rehearsed: dict[Hashable, list[list[tuple[Any, ...]]]] = {}
+        self.recorded: dict[Hashable, tuple[Callable[[], None], Tensor]] = {}
+        self._inputs: dict[Hashable, tuple[Batch, list[Tensor]]] = {}
+        self._filled: dict[Hashable, Batch] = {}
+        self._numbers: dict[str, Tensor] = {}
+        self._rules: object = None
 
-    def run(self, what: Hashable, work: Pass, batch: Batch) -> Tensor:
-        """The loss of a batch; the work itself, or a replay of it.
+    def number(self, name: str, value: float | Tensor) -> Tensor:
+        """A number as a tensor that never moves, in double precision: results are those of the number itself.
+
+        Args:
+            name: of the number.
+            value: it is not read if it is a tensor.
+        """
+        if name not in self._numbers:
+            self._numbers[name] = torch.zeros((), dtype=torch.float64, device=self.device)
+        return self._numbers[name].fill_(value)
+
+    def keep_only(self, rules: object) -> None:
+        """Forget the graphs of other rules: those of earlier rounds, if numbers of a rule follow the rounds.
+
+        Args:
+            rules: whatever a graph has fixed; graphs are kept if it is equal to the last one.
+        """
+        if rules != self._rules:
+            self._rules = rules
+            self.rehearsed.clear()
+            self.recorded.clear()
+
+    def refuse(self, why: str) -> None:
+        """Record nothing any more.
+
+        Args:
+            why: for the log.
+        """
+        if self.refused is None:
+            self.refused = why
+            log.warning("no CUDA graphs: %s; training continues without them", why)
+
+    def run(self, what: Hashable, work: Work, batch: Batch) -> Tensor:
+        """The result of the work itself, or of a replay of it, which the next replay overwrites.
 
         Args:
             what: tells apart works that differ in more than the form of the batch.
-            work: the pass.
+            work: a stretch of a step.
             batch: its batch, on the device.
         """
         given = leaves(batch)
         if self.refused is not None or not all(isinstance(leaf, Tensor) for leaf in given):
             return work(batch)
-        form = (what, *((leaf.shape, leaf.dtype) for leaf in given))
+        shape = tuple((leaf.shape, leaf.dtype) for leaf in given)
+        form = what, shape
         if form not in self.recorded:
             if len(self.rehearsed.setdefault(form, [])) < REHEARSALS:
                 return self._rehearse(form, work, batch)
             if len(self.recorded) >= MOST:
                 return work(batch)
-            self._record(form, work, batch)
-        inputs, replay, loss = self.recorded[form]
-        for into, leaf in zip(inputs, given, strict=True):
-            into.copy_(leaf)
+        if shape not in self._inputs:
+            inputs = tree_map(torch.clone, batch)
+            self._inputs[shape] = inputs, leaves(inputs)
+        inputs, places = self._inputs[shape]
+        if self._filled.get(shape) is not batch:  # the second pass of a step has the batch of the first
+            self._filled = {shape: batch}
+            for into, leaf in zip(places, given, strict=True):
+                into.copy_(leaf)
+        if form not in self.recorded:
+            assert self.recorder is not None
+            self.recorded[form] = self.recorder.record(lambda: work(inputs))
+        replay, found = self.recorded[form]
         replay()
-        return loss.clone()
+        return found
 
-    def _rehearse(self, form: Hashable, work: Pass, batch: Batch) -> Tensor:
-        """The first pass of a form may set up what it needs; the others must be alike."""
+    def _rehearse(self, form: Hashable, work: Work, batch: Batch) -> Tensor:
+        """The first run of a form may set up what it needs; the others must be alike."""
         self.recorder = self.recorder or self.make(self.device)
         before, held = _host_draws(), self.buffers.tensors()
         with Watched(self.device) as seen:
@@ -167,15 +213,8 @@ class Graphs:
             seen.why = seen.why or "the model does other operations in other steps"
         done.append(seen.operations if done else [])
         if seen.why is not None:
-            self.refused = seen.why
-            log.warning("no CUDA graphs: %s; training continues without them", seen.why)
+            self.refuse(seen.why)
         return found
-
-    def _record(self, form: Hashable, work: Pass, batch: Batch) -> None:
-        assert self.recorder is not None
-        inputs = tree_map(torch.clone, batch)
-        replay, loss = self.recorder.record(lambda: work(inputs))
-        self.recorded[form] = leaves(inputs), replay, loss
 
 
 def _reads(func: Any, args: Any) -> bool:

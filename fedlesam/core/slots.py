@@ -47,7 +47,7 @@ class Step(NamedTuple):
     anchor: Tensor
     """w, the global model the round started from."""
     number: int | Tensor
-    """k, from 0; a tensor has the weights' dtype."""
+    """k, from 0; as a tensor it has one entry, of a floating dtype."""
     affine: AffineStep
     """The correction of this round."""
     client_state: State
@@ -103,8 +103,7 @@ class Rule:
         anchor: w, the global model that the round started from.
         weights: w, the global model of now.
         client_state: what this slot keeps with the client.
-        before: the client's state before the round.
-        after: the client's state after the round.
+        before, after: the client's state before and after the round.
         server_state: what this slot keeps at the server and broadcasts.
         state: what a server rule keeps.
         gradient: what the attribute `gradient` says; scratch space, which may be overwritten with the result.
@@ -118,6 +117,8 @@ class Rule:
 
     formula: ClassVar[tuple[str, ...]] = ()
     """What the rule computes, a line each, in the notation of `fedlesam explain`."""
+    requires_order: ClassVar[bool] = False
+    """The rule looks at places inside a model's tensors, by more than their first axis: no other layout is used."""
     requires_uniform_weights: ClassVar[bool] = False
     """The rule is correct only for the plain mean over clients: weighting them by examples is refused."""
 
@@ -348,20 +349,19 @@ class Algorithm:
     def __post_init__(self) -> None:
         check_params(self)
         for slot, kind in (("perturbation", Perturbation), ("correction", Correction), ("server", ServerRule)):
-            rule = getattr(self, slot)
-            if not isinstance(rule, kind):
+            if not isinstance(rule := getattr(self, slot), kind):
                 raise ValueError(f"Algorithm: {slot} must be a {kind.__name__}, got {rule!r}")
         for rule in self.rules:
             rule.check(self)
             if self.privacy is not None and rule.tells:
                 raise ValueError(
-                    f"privacy does not work with {type(rule).__name__}: it shows the server more than the clipped "
-                    "mean update, and without noise; use rules whose server state has no part of clients, as in fedsam"
+                    f"privacy does not work with {type(rule).__name__}: it shows the server more than the clipped mean "
+                    "update, and without noise; use rules whose server state has no part of clients, as in fedsam"
                 )
 
     def __repr__(self) -> str:
-        more = ["lr_floor"] * (not is_number(self.lr_floor, 1)) + ["privacy"] * (self.privacy is not None)
-        shown = ["perturbation", "correction", "server", "lr_decay", *more]
+        shown = ["perturbation", "correction", "server", "lr_decay"]
+        shown += ["lr_floor"] * (not is_number(self.lr_floor, 1)) + ["privacy"] * (self.privacy is not None)
         return f"Algorithm({', '.join(f'{name}={getattr(self, name)!r}' for name in shown)})"
 
     def _repr_markdown_(self) -> str:

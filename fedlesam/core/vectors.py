@@ -1,6 +1,6 @@
 """Arithmetic on flat vectors: every model, update, perturbation and correction is one of them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -47,7 +47,26 @@ def add_scaled_(x: Tensor, y: Tensor, scale: float | Tensor) -> Tensor:
     return x.add_(y * scale) if isinstance(scale, Tensor) else x.add_(y, alpha=scale)
 
 
-def adamw_(v: Tensor, g: Tensor, mean: Tensor, square: Tensor, lr: float | Tensor, number: int | Tensor) -> None:
+def add_fused_(x: Tensor, y: Tensor, scale: float | Tensor) -> Tensor:
+    """As `add_scaled_`; a tensor of one entry gives the bits of the number, which a map over clients cannot.
+
+    Args:
+        x: Changed in place.
+        y: What is added.
+        scale: A number, or a tensor of one entry.
+    """
+    return x.addcmul_(y, scale) if isinstance(scale, Tensor) else x.add_(y, alpha=scale)
+
+
+def adamw_(
+    v: Tensor,
+    g: Tensor,
+    mean: Tensor,
+    square: Tensor,
+    lr: float | Tensor,
+    number: int | Tensor,
+    add: Callable[[Tensor, Tensor, float | Tensor], Tensor] = add_scaled_,
+) -> None:
     """Step number `number`, from 0, of torch.optim.AdamW with its defaults, but for weight decay; g is overwritten.
 
     Args:
@@ -57,11 +76,12 @@ def adamw_(v: Tensor, g: Tensor, mean: Tensor, square: Tensor, lr: float | Tenso
         square: The second moment, changed in place.
         lr: The learning rate.
         number: The number of the step, from 0.
+        add: `add_scaled_` or `add_fused_`.
     """
     mean.mul_(BETAS[0]).add_(g, alpha=1 - BETAS[0])
     square.mul_(BETAS[1]).add_(g.square_(), alpha=1 - BETAS[1])
     first, second = (1 - beta ** (number + 1) for beta in BETAS)
-    add_scaled_(v, mean / (square.sqrt().div_(second**0.5).add_(ADAM_EPS)), -lr / first)
+    add(v, mean / (square.sqrt().div_(second**0.5).add_(ADAM_EPS)), -lr / first)
 
 
 def is_number(value: float | Tensor, number: float) -> bool:

@@ -12,10 +12,10 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from fedlesam.core import tree
 from fedlesam.core.batches import Batch
 from fedlesam.core.buffers import same_bits
-from fedlesam.core.client import look, move
 from fedlesam.core.flat_model import FlatModel
 from fedlesam.core.lesson import Lesson, logits
 from fedlesam.core.module_check import check_learns
+from fedlesam.core.step import look, move
 from fedlesam.core.task import Task
 from fedlesam.engines._rows import Rows, Tree, dims_of, leaves, map_tree, round_of
 

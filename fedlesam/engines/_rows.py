@@ -15,11 +15,11 @@ from torch import Tensor
 from torch.func import vmap
 
 from fedlesam.core import seeds
-from fedlesam.core.client import ClientRound, finish, settle
 from fedlesam.core.local import LocalTraining
 from fedlesam.core.messages import Broadcast, Memory
 from fedlesam.core.slots import AffineStep, Algorithm, Correction, LocalResult
 from fedlesam.core.state import flatten, unflatten
+from fedlesam.core.step import ClientRound, finish, settle
 from fedlesam.core.vectors import is_number
 from fedlesam.engines._numbers import numbers_of, with_numbers, without_numbers
 

@@ -76,7 +76,7 @@ class Engine(Protocol):
         """Make the client states of the last trained round current, all at once."""
 
     def save(self, folder: Path, round: int, known: Mapping[str, FileDigest]) -> Saved:
-        """Write what changed of the client states to a folder, so that they survive a power loss.
+        """Write what changed of the client states to a folder; they survive a power loss once the folder is synced.
 
         Args:
             folder: where the files go.

@@ -27,8 +27,11 @@ NAME = re.compile(r"round(\d{6,})-segment\d+\.safetensors")
 MOST = 256
 """Segments of a checkpoint; with more the smallest are put together."""
 
-HELD = 16_384
-"""States of clients held at once while a segment is written; those in files are mapped, and maps are limited."""
+HELD, HELD_BYTES = 16_384, 1 << 26
+"""States of clients held at once while a segment is written, and their bytes.
+
+Those in large files are mapped, and maps are limited; those in small ones are read. The others are read once more.
+"""
 
 ENTRY = 16
 """Bytes that say whose state a row is."""
@@ -233,7 +236,7 @@ class Archive:
 def write(
     path: Path, clients: Collection[int], rounds: Mapping[int, int], read: Callable[[int], Piece]
 ) -> disk.FileDigest:
-    """Write a segment, one client's state after the other, so that it survives a power loss.
+    """Write a segment, one client's state after the other; it survives a power loss once its folder is synced.
 
     Args:
         path: the file.
@@ -244,10 +247,12 @@ def write(
     groups: dict[Any, list[int]] = defaultdict(list)
     anchors: dict[int, Tensor] = {}
     held: dict[int, Piece] = {}
+    nbytes = 0
     for client in clients:
         piece = read(client)
-        if len(held) < HELD:
+        if len(held) < HELD and nbytes < HELD_BYTES:
             held[client] = piece
+            nbytes += state.size_in_bytes(piece.own)
         forms = tuple((name, tensor.dtype, tensor.shape) for name, tensor in piece.own.items())
         groups[forms, tuple(piece.shared)].append(client)
         if piece.anchor is not None:
@@ -258,7 +263,7 @@ def write(
         tensors[f"{number}/rounds"] = state.Rows.of(torch.tensor([rounds[client] for client in members]))
         for name, dtype, shape in forms:
             tensors[f"{number}/{name}"] = state.Rows((len(members), *shape), dtype, _rows(members, name, held, read))
-    return state.save_rows(path, tensors, shared=[list(shared) for _, shared in groups])
+    return state.save_rows(path, tensors, sync="file", shared=[list(shared) for _, shared in groups])
 
 
 def _rows(clients: list[int], name: str, held: Mapping[int, Piece], read: Callable[[int], Piece]) -> Iterator[Tensor]:

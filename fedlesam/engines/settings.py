@@ -30,8 +30,8 @@ class Execution:
         precision: of forward and backward passes: "tf32" for products on a GPU, "bf16" for autocast, "bf16-pure" for
             weights, activations and gradients in bfloat16. The weights that are moved, sent and summed are not rounded.
         compile: put the model through `torch.compile`.
-        cuda_graphs: on a GPU, record forward and backward passes once and replay them, where the model allows it; the
-            plain engine, not compiled.
+        cuda_graphs: on a GPU, record local steps once and replay them, where model and rules allow it; the plain
+            engine, not compiled.
         device: where to train, such as "cuda"; None is where the model is.
         store: with several workers clients' memories lie in `folder`, where all workers see them ("shared"), or stay
             with the worker that trained the client ("pinned").

@@ -176,7 +176,7 @@ class Store(Mapping[int, Memory]):
         return next((piece.anchor for piece in pieces if piece.anchor is not None), None)
 
     def save(self, folder: Path, name: str, known: Mapping[str, disk.FileDigest]) -> dict[str, disk.FileDigest]:
-        """Write what changed to a segment in a folder, so that the current states there survive a power loss.
+        """Write what changed to a segment in a folder; the states there are lasting once the folder is synced.
 
         Args:
             folder: where the segments are.
@@ -305,7 +305,7 @@ class Store(Mapping[int, Memory]):
     def _read(self, client: int, round: int, folder: Path) -> Piece:
         path = folder / client_file(round, client)
         try:
-            tensors, metadata = state.load(path)
+            tensors, metadata = state.load_small(path)
             shared, anchor = metadata.get("anchor") or [], None
             if shared:
                 anchor = self._mapped.get(round)

@@ -108,6 +108,7 @@ class ReleasedCorrectedAscent(CorrectedAscent):
         "mu_i <- mu_i + e - s",
         "server: s <- rho u(mean(mu_i))",
     )
+    requires_order = True
     sizes: tuple[int, ...] = field(default=(), repr=False, compare=False)
     """Entries per tensor of the model; set by `for_model`."""
 

@@ -175,7 +175,7 @@ class Checkpoints:
         try:
             disk.make_folder(self.clients)
             saved = federation.save_memories(self.clients, known)
-            save(self._state(state.round), tensors)
+            save(self._state(state.round), tensors, sync="file")
             manifest = Manifest(
                 run=describe(federation) | self.metadata,
                 round=state.round,
@@ -183,7 +183,7 @@ class Checkpoints:
                 journals={name: journal.seal() for name, journal in self.journals.items()},
                 memories=saved.digests,
             )
-            disk.write_text(self._manifest(state.round), manifest.dump())
+            disk.write_text(self._manifest(state.round), manifest.dump(), first=(self.clients, self.folder))
         except (OSError, SafetensorError) as error:
             needed = max(size_in_bytes(tensors), self.chain[-1].nbytes if self.chain else 0)
             fewer = "take fewer checkpoints: a larger --checkpoint-every, --keep 1"

@@ -131,7 +131,7 @@ class RunConfig:
         "end the run if one of its processes is stopped or silent for this long; 0: never",
         metavar="SECONDS",
     )
-    cuda_graphs: bool = option(True, MACHINE, "on a GPU, record passes once and replay them, if the model allows it")
+    cuda_graphs: bool = option(True, MACHINE, "on a GPU, record steps once and replay them, if the model allows it")
     device: str = option("auto", MACHINE, "auto, cpu, cuda or cuda:i")
 
 

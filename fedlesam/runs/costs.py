@@ -139,7 +139,10 @@ def predict(config: RunConfig, federation: Federation) -> Prediction:
         one_client=round((cost.stored - 1) * vector),
         client_memory=memory,
         ram=round(here * (PROCESS_BYTES + working) + cost.server * vector) + memory - in_files + fresh,
-        gpu=round(working + (cost.server + cost.stored - 1) * vector) + _scratch(federation) + _resident(federation),
+        gpu=round(working + (cost.server + cost.stored - 1) * vector)
+        + _scratch(federation)
+        + _held(federation)
+        + _resident(federation),
         disk=in_files + 2 * vector,
         checkpoint=memory + kept,
         checkpoints=memory * (2 if changed < 1 else 1) + kept + round(config.keep * (changed * memory + kept)),
@@ -151,6 +154,15 @@ def _scratch(federation: Federation) -> int:
     local, rule = federation.local, federation.algorithm.perturbation
     named = [local.momentum or local.optimizer == "adamw", local.optimizer == "adamw", rule.draws]
     return sum(map(bool, named)) * federation.state.weights.nbytes
+
+
+def _held(federation: Federation) -> int:
+    """Bytes of a client's round that are copied on a GPU to places that do not move (core/recorded.py)."""
+    algorithm, anchor = federation.algorithm, federation.state.weights
+    rule, sent = algorithm.perturbation, federation.state.perturbation
+    bias = algorithm.correction.prepare(anchor, {}, federation.state.correction).bias
+    states = size_in_bytes(rule.begin(anchor, {}), sent) if rule.gradient != "unused" else 0
+    return (1 + rule.is_constant + (bias is not None)) * anchor.nbytes + states
 
 
 def _resident(federation: Federation) -> int:

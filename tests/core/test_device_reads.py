@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 from worlds import federation, mlp, play, samples, steps_in, training
 
 from fedlesam.algorithms import CATALOGUE
-from fedlesam.core import client as local_loop
+from fedlesam.core import step as local_step
 from fedlesam.core.batches import Batches
 from fedlesam.core.client import local_update
 from fedlesam.core.evaluation import BATCH, score_batches
@@ -88,7 +88,7 @@ def test_the_descent_has_no_graph_break(scope: str, momentum: float) -> None:
     steps = steps_in(fed, 0)
     step = next(steps)
     plain = step.round.v.clone()
-    torch.compile(local_loop.move, fullgraph=True, backend="eager")(step.round, 0)
+    torch.compile(local_step.move, fullgraph=True, backend="eager")(step.round, 0)
     assert not torch.equal(plain, step.round.v)
     steps.close()
     torch._dynamo.reset()
