@@ -17,6 +17,9 @@ LOW = 31
 MOST = 1 << LOW
 """Examples that can be weighted in a round: neither half can wrap."""
 
+WHOLE = 2.0**53
+"""Doubles below it hold integers exactly, so sums of such integers have the same bits in any order."""
+
 CHUNK = 1 << 16
 """Entries converted at a time: they stay in the cache, and no second vector of the model's size is made."""
 
@@ -56,22 +59,28 @@ class ExactSum:
             into[0].add_(fixed, alpha=weight)
         return square
 
-    def add_rows(self, rows: Tensor, weights: Sequence[int]) -> Tensor:
+    def add_rows(self, rows: Tensor, weights: Sequence[int], largest: float = RANGE) -> Tensor:
         """Add several vectors at once, as `add` would one by one; their squared norms.
 
         Args:
             rows: a vector each.
             weights: an integer each.
+            largest: no entry is larger.
         """
         squares = torch.zeros(len(rows), dtype=torch.float64, device=rows.device)
         factors = None if set(weights) == {1} else torch.tensor(weights, device=rows.device)[:, None]
         width, rows = max(1, CHUNK // len(rows)), rows.reshape(len(rows), -1)
+        small = factors is None and not self.wide and len(rows) * largest * SCALE < WHOLE
         for *into, part in zip(
             *(torch.split(half, width) for half in self._halves()), torch.split(rows, width, dim=1), strict=True
         ):
             precise = part.double()
             squares += torch.linalg.vecdot(precise, precise)
-            fixed = torch.mul(precise, SCALE).round_().to(torch.int64)
+            fixed = torch.mul(precise, SCALE).round_()
+            if small:
+                into[0].add_(fixed.sum(0).to(torch.int64))
+                continue
+            fixed = fixed.to(torch.int64)
             parts = (fixed >> LOW, fixed & (MOST - 1)) if self.wide else (fixed,)
             for total, each in zip(into, parts, strict=True):
                 total.add_((each if factors is None else each * factors).sum(0))

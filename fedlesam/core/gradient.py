@@ -48,7 +48,16 @@ class BatchGradient:
         lesson: Lesson | None = None,
         taught: Tensor | None = None,
     ) -> Tensor:
-        """The pass alone, on any batch: nothing is seeded."""
+        """The pass alone: nothing is seeded.
+
+        Args:
+            batch: Any batch.
+            at: Where the gradient is taken: the model's weights.
+            out: The vector for the gradient; it is overwritten.
+            final: Whether buffers keep what this pass makes of them.
+            lesson: Of a rule that teaches.
+            taught: The logits of its teacher for the batch.
+        """
         model = self.model
         buffers = model.buffers() if not final and model.state.names else {}
         found = model.step(self.task, batch)

@@ -84,7 +84,7 @@ class Reduction:
             answers: the results; their vectors have the same names.
         """
         named = [flatten(update=a.result.update, perturbation=a.perturbation, correction=a.correction) for a in answers]
-        wrong = self._refusals(answers, named)
+        wrong, largest = self._refusals(answers, named)
         good = [i for i, why in enumerate(wrong) if not why]
         weights = [answers[i].examples if self.by_examples else 1 for i in good]
         squares: list[float] = []
@@ -93,7 +93,7 @@ class Reduction:
             if len(good) == 1:
                 found = total.add(named[good[0]][name], weights[0])[None]
             else:
-                found = total.add_rows(rows_of([named[i][name] for i in good]), weights)
+                found = total.add_rows(rows_of([named[i][name] for i in good]), weights, largest)
             squares = found.tolist() if name == "update" else squares
         for i, weight, square in zip(good, weights, squares, strict=True):
             one, result = answers[i], answers[i].result
@@ -109,17 +109,24 @@ class Reduction:
         """
         return self.sums.get(name) or ExactSum(like, wide=self.by_examples)
 
-    def _refusals(self, answers: Sequence[ClientResult], named: Sequence[Mapping[str, Tensor]]) -> list[str]:
-        """Why each result cannot be added; empty where it can. The device is read once for all of them."""
+    def _refusals(
+        self, answers: Sequence[ClientResult], named: Sequence[Mapping[str, Tensor]]
+    ) -> tuple[list[str], float]:
+        """Why each result cannot be added, empty where it can, and the largest entry of all that can.
+
+        The device is read once for all of them.
+        """
         if self.by_examples and self.asked > MOST:
-            return [f"the clients asked have {self.asked} examples, at most {MOST} can be weighted"] * len(answers)
+            why = f"the clients asked have {self.asked} examples, at most {MOST} can be weighted"
+            return [why] * len(answers), RANGE
         if len(named) == 1:
             ends = [torch.stack(vector.aminmax())[:, None] for vector in named[0].values()]
         else:
             rows = (rows_of([v[name] for v in named]).reshape(len(named), -1) for name in named[0])
             ends = [torch.stack((each.amin(1), each.amax(1))) for each in rows]  # aminmax takes ten times as long
         peaks = torch.stack(ends).abs().amax(1).T.tolist()
-        return [self._refusal(a, dict(zip(named[0], own, strict=True))) for a, own in zip(answers, peaks, strict=True)]
+        found = [self._refusal(a, dict(zip(named[0], own, strict=True))) for a, own in zip(answers, peaks, strict=True)]
+        return found, max((max(own) for own, why in zip(peaks, found, strict=True) if not why), default=RANGE)
 
     def _refusal(self, answer: ClientResult, peaks: Mapping[str, float]) -> str:
         largest = RANGE if self.by_examples else RANGE / self.asked

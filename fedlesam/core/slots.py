@@ -103,7 +103,8 @@ class Rule:
         anchor: w, the global model that the round started from.
         weights: w, the global model of now.
         client_state: what this slot keeps with the client.
-        before, after: the client's state before and after the round.
+        before: the client's state before the round.
+        after: the client's state after the round.
         server_state: what this slot keeps at the server and broadcasts.
         state: what a server rule keeps.
         gradient: what the attribute `gradient` says; scratch space, which may be overwritten with the result.
@@ -354,10 +355,8 @@ class Algorithm:
         for rule in self.rules:
             rule.check(self)
             if self.privacy is not None and rule.tells:
-                raise ValueError(
-                    f"privacy does not work with {type(rule).__name__}: it shows the server more than the clipped mean "
-                    "update, and without noise; use rules whose server state has no part of clients, as in fedsam"
-                )
+                why = "it shows the server more than the clipped mean update, and without noise; use rules as in fedsam"
+                raise ValueError(f"privacy does not work with {type(rule).__name__}: {why}")
 
     def __repr__(self) -> str:
         shown = ["perturbation", "correction", "server", "lr_decay"]

@@ -182,7 +182,12 @@ def climb(r: ClientRound, gradient: Gradient, number: int | Tensor, noise: Tenso
 
 
 def differentiate(r: ClientRound, gradient: Gradient) -> Tensor:
-    """Take the gradient that the step goes along into `r.g`; the loss at u."""
+    """Take the gradient that the step goes along into `r.g`; the loss at u.
+
+    Args:
+        r: The client's round, at u.
+        gradient: Computes gradients of the step's batch.
+    """
     rule = r.algorithm.perturbation
     loss = gradient(r.u, r.g, final=True, lesson=_lesson(r) if rule.teaches == "descent" else None)
     if r.first is not None:

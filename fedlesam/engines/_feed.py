@@ -38,6 +38,10 @@ class Member:
     seed: int
     """Of its run."""
     round: int
+    kind: tuple[object, ...]
+    """Members of one kind can be in one stack."""
+    entries: int = 0
+    """Of its largest tensor of samples."""
     mask: int = 0
     """Its seed of the round, for rules and samples that draw."""
 
@@ -58,8 +62,11 @@ def orders_of(drawn: Sequence[int], size: int, batch_size: int, steps: int) -> T
     epochs = -(-steps // per_epoch)
     orders = torch.arange(size).expand(len(drawn) * epochs, size)
     if per_epoch > 1:
-        each = (rng.manual_seed(seed) for seed in drawn)
-        orders = torch.stack([torch.randperm(size, generator=own) for own in each for _ in range(epochs)])
+        orders = torch.empty(orders.shape, dtype=torch.int64)
+        for row, into in enumerate(orders):
+            if row % epochs == 0:
+                rng.manual_seed(drawn[row // epochs])
+            torch.randperm(size, generator=rng, out=into)
     if missing := per_epoch * batch_size - size:
         orders = F.pad(orders, (0, missing), value=-1)
     return orders.reshape(len(drawn), -1, batch_size)[:, :steps]

@@ -17,12 +17,16 @@ from fedlesam.core.lesson import Lesson, logits
 from fedlesam.core.module_check import check_learns
 from fedlesam.core.step import look, move
 from fedlesam.core.task import Task
-from fedlesam.engines._rows import Rows, Tree, dims_of, leaves, map_tree, round_of
+from fedlesam.engines._rows import Rows, round_of
+from fedlesam.engines._trees import Tree, dims_of, leaves, map_tree
 
 log = logging.getLogger("fedlesam")
 
 CONSTANT = ("bias", "e", "gain", "pull", "steps")
 """Rows that a step leaves as they are."""
+
+CHUNK = 4096
+"""Numbers that inductor adds up in registers; a longer sum takes it four times as long."""
 
 Program = Callable[..., Sequence[Tensor]]
 
@@ -83,15 +87,12 @@ class MappedStep:
                 )
 
     def _compiled(self, rows: Rows, given: tuple[Any, ...]) -> Tensor:
-        shared, own = rows.in_steps, {n: t for n, t in rows.own.items() if n not in rows.scratch}
-        tensors = [*leaves(shared), *leaves(own), *tree.leaves(given)]
-        key = (rows.fixed, [(t.shape, t.stride(), t.dtype, t.device) for t in tensors])
-        program = next((program for known, program in self._programs if known == key), None)
+        batch, own = tree.leaves(given), {n: t for n, t in rows.own.items() if n not in rows.scratch}
+        shapes = [tensor.shape for tensor in batch]
         try:
-            if program is None:
-                program = self._trace(rows, shared, own, given, tensors)
-                self._programs.append((key, program))
-            losses, *changed = program(*tensors)
+            if rows.program is None or rows.program[0] != shapes:
+                rows.program = shapes, self._program(rows, rows.in_steps, own, given)
+            losses, *changed = rows.program[1](*leaves(rows.in_steps), *leaves(own), *batch)
         except Exception as error:
             if not type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
                 raise
@@ -101,6 +102,16 @@ class MappedStep:
         left = iter(changed)
         rows.own.update(map_tree(_changed(rows, own), lambda _: next(left)))
         return losses
+
+    def _program(self, rows: Rows, shared: Tree, own: Tree, given: tuple[Any, ...]) -> Program:
+        """The program for tensors of these shapes, made if there is none."""
+        tensors = [*leaves(shared), *leaves(own), *tree.leaves(given)]
+        key = (rows.fixed, [(t.shape, t.stride(), t.dtype, t.device) for t in tensors])
+        program = next((program for known, program in self._programs if known == key), None)
+        if program is None:
+            program = self._trace(rows, shared, own, given, tensors)
+            self._programs.append((key, program))
+        return program
 
     def _trace(self, rows: Rows, shared: Tree, own: Tree, given: tuple[Any, ...], tensors: Sequence[Tensor]) -> Program:
         """The step as a pure function of tensors, which returns the losses and the rows that it changed.
@@ -117,7 +128,8 @@ class MappedStep:
             losses = self._step(rows, theirs, mine, *tree.tree_map(lambda _: next(left), given))
             return losses, *leaves(_changed(rows, mine))
 
-        traced: Program = _inductor.compile(make_fx(pure)(*tensors), list(tensors))
+        norms = {torch.ops.aten.linalg_vector_norm.default: _norm}
+        traced: Program = _inductor.compile(make_fx(pure, norms)(*tensors), list(tensors))
         return traced
 
     def _step(
@@ -153,6 +165,18 @@ class MappedStep:
             return check_learns(found.loss), found.loss
         taught = logits(self.model.step_at(lesson.teacher, self.task, batch)).detach()
         return check_learns(lesson.objective(found, taught)), found.loss
+
+
+def _norm(
+    x: Tensor, ord: float = 2, dim: list[int] | None = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> Any:
+    """The norm of each row, as sums that inductor is fast at; any other norm is left to PyTorch."""
+    if (ord, x.ndim, dim, keepdim, dtype) != (2, 2, [1], False, None):
+        return NotImplemented
+    rows, whole = len(x), x.shape[1] // CHUNK
+    squares = x.square()
+    chunks = squares[:, : whole * CHUNK].reshape(rows, whole, CHUNK).sum(2).sum(1)
+    return (chunks + squares[:, whole * CHUNK :].sum(1)).sqrt()
 
 
 def _changed(rows: Rows, own: Tree) -> Tree:

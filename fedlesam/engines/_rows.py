@@ -5,7 +5,7 @@ rule may ask for a name; the rows of the steps (`_mapped.py`) hold all of them.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -17,14 +17,12 @@ from torch.func import vmap
 from fedlesam.core import seeds
 from fedlesam.core.local import LocalTraining
 from fedlesam.core.messages import Broadcast, Memory
-from fedlesam.core.slots import AffineStep, Algorithm, Correction, LocalResult
+from fedlesam.core.slots import AffineStep, Algorithm, Correction, LocalResult, State
 from fedlesam.core.state import flatten, unflatten
 from fedlesam.core.step import ClientRound, finish, settle
 from fedlesam.core.vectors import is_number
 from fedlesam.engines._numbers import numbers_of, with_numbers, without_numbers
-
-Tree = dict[str, Any]
-"""Tensors by name, in dicts of dicts."""
+from fedlesam.engines._trees import Tree, column_trees, dims_of, map_tree, stack_trees, take_rows
 
 
 class Run(NamedTuple):
@@ -88,6 +86,8 @@ class Rows:
     own: Tree
     """Tensors with a row per client; `client_state` is a dict of them, empty where the steps do not use it."""
     groups: list[Group]
+    program: tuple[Any, Callable[..., Sequence[Tensor]]] | None = None
+    """The compiled step of these rows, with the shapes of the batches that it is for."""
 
     @property
     def width(self) -> int:
@@ -212,15 +212,15 @@ def _in_common(run: Run, width: int) -> Tree:
 
 def _apart(runs: Sequence[Run], width: int) -> Tree:
     """The same for clients of several rounds, each with its own numbers."""
-    trees = {}
+    numbers: dict[int, dict[str, Any]] = {}
     for run in runs:
-        if id(run) not in trees:
-            sent = run.broadcast
-            tree: Tree = {"anchor": sent.weights, "perturbation": sent.perturbation, "correction": sent.correction}
-            tree["numbers"] = map_tree(numbers_of(run.algorithm, run.local), sent.weights.new_tensor)
-            trees[id(run)] = {**tree, "lr": sent.weights.new_tensor(run.lr)}
-    rows = stack_trees([trees[id(run)] for run in (*runs, *[runs[0]] * (width - len(runs)))])
-    return {**rows, "zero": runs[0].broadcast.weights.new_zeros(())}
+        if id(run) not in numbers:
+            numbers[id(run)] = {"numbers": numbers_of(run.algorithm, run.local), "lr": run.lr}
+    every, weights = [*runs, *[runs[0]] * (width - len(runs))], runs[0].broadcast.weights
+    rows = stack_trees(
+        [{"anchor": b.weights, "perturbation": b.perturbation, "correction": b.correction} for _, _, b in every]
+    )
+    return {**rows, **column_trees([numbers[id(run)] for run in every], weights), "zero": weights.new_zeros(())}
 
 
 def grouped(memories: Sequence[Memory], width: int | None) -> list[Group]:
@@ -269,18 +269,6 @@ def _settled_alone(run: Run, memory: Memory, mask: int) -> Tree:
     return {"state": state, **numbers}
 
 
-def stack_trees(trees: Sequence[Tree]) -> Tree:
-    """A row per tree of each tensor; numbers stay, of the first."""
-    return {
-        name: stack_trees([tree[name] for tree in trees])
-        if isinstance(value, dict)
-        else torch.stack([tree[name] for tree in trees])
-        if isinstance(value, Tensor)
-        else value
-        for name, value in trees[0].items()
-    }
-
-
 def _same_numbers(found: Sequence[Tree], names: Sequence[str]) -> Tree:
     """Take out what is the same number for all groups."""
     same = {}
@@ -317,6 +305,7 @@ def finish_rows(rows: Rows, steps: Sequence[int]) -> list[Answer]:
         steps: that each client took.
     """
     answers: list[Answer | None] = [None] * len(rows.memories)
+    rates: dict[tuple[int, int], float] = {}
     for group in rows.groups:
         own = take_rows(rows.own, group.rows)
         own = own if own["client_state"] else {**own, "client_state": group.state}
@@ -324,11 +313,23 @@ def finish_rows(rows: Rows, steps: Sequence[int]) -> list[Answer]:
         found, links = _finished(rows, own, group, taken)
         finite = found["update"].sum(1).isfinite().tolist()  # as good as each entry, and a fortieth of the time
         each = {name: matrix.unbind() for name, matrix in found.items()}
+        update, sources = links.pop("update"), unflatten(links, "e_kept", "c_kept", "e", "c")
         for row, i in enumerate(group.places):
-            one = {n: each[s][row] if s in each else _source(s, rows, i) for n, s in links.items()}
-            run = rows.runs[i]
-            answers[i] = _answer(one, steps[i], run.algorithm.mean_lr(run.lr, steps[i]), finite[row])
+            slots: dict[str, State] = {
+                slot: {n: each[s][row] if s in each else _source(s, rows, i) for n, s in names.items()}
+                for slot, names in sources.items()
+            }
+            kept = ({n: t if t._base is None else t.clone() for n, t in slots[s].items()} for s in ("e_kept", "c_kept"))
+            result = LocalResult(each[update][row], steps[i], _mean_lr(rates, rows.runs[i], steps[i]))
+            answers[i] = Answer(result, Memory(*kept), slots["e"], slots["c"], finite[row])
     return [answer for answer in answers if answer is not None]
+
+
+def _mean_lr(known: dict[tuple[int, int], float], run: Run, steps: int) -> float:
+    """Of a client's steps; clients of one run with as many steps have the same."""
+    if (id(run), steps) not in known:
+        known[id(run), steps] = run.algorithm.mean_lr(run.lr, steps)
+    return known[id(run), steps]
 
 
 def _finished(rows: Rows, own: Tree, group: Group, steps: list[int]) -> tuple[Tree, dict[str, str]]:
@@ -362,38 +363,3 @@ def _source(name: str, rows: Rows, i: int) -> Tensor:
     if name == "weights":
         return rows.runs[i].broadcast.weights
     return rows.memories[i].flatten()[name]
-
-
-def _answer(vectors: Mapping[str, Tensor], steps: int, lr: float, finite: bool) -> Answer:
-    slots = unflatten({name: t for name, t in vectors.items() if name != "update"}, "e_kept", "c_kept", "e", "c")
-    kept = {slot: {n: t if t._base is None else t.clone() for n, t in slots[slot].items()} for slot in slots}
-    result, memory = LocalResult(vectors["update"], steps, lr), Memory(kept["e_kept"], kept["c_kept"])
-    return Answer(result, memory, slots["e"], slots["c"], finite)
-
-
-def map_tree(tree: Mapping[str, Any], change: Callable[[Tensor], Tensor]) -> Tree:
-    """The same dicts with other tensors."""
-    return {name: map_tree(t, change) if isinstance(t, dict) else change(t) for name, t in tree.items()}
-
-
-def take_rows(tree: Tree, places: list[int]) -> Tree:
-    """Some rows; no copy where all of them are asked for in their order, or are one vector in memory."""
-
-    def take(t: Tensor) -> Tensor:
-        if not t.ndim or places == list(range(len(t))):
-            return t
-        if t.stride(0) == 0:
-            return t[: len(places)]
-        return t.index_select(0, torch.tensor(places, device=t.device))
-
-    return map_tree(tree, take)
-
-
-def dims_of(tree: Tree) -> Tree:
-    """For a map over rows: 0 where there are rows, None for a number."""
-    return {name: dims_of(t) if isinstance(t, dict) else 0 if t.ndim else None for name, t in tree.items()}
-
-
-def leaves(tree: Tree) -> list[Tensor]:
-    """The tensors of a tree."""
-    return [leaf for t in tree.values() for leaf in (leaves(t) if isinstance(t, dict) else (t,))]

@@ -17,7 +17,8 @@ from fedlesam.core.state import flatten
 from fedlesam.core.task import Task
 from fedlesam.engines._feed import Fetched, Gathered, Member, can_fill_up, draw_noise
 from fedlesam.engines._mapped import MappedStep, NotStackable
-from fedlesam.engines._rows import Rows, Run, Tree, begin_rows, finish_rows, map_tree
+from fedlesam.engines._rows import Rows, Run, begin_rows, finish_rows
+from fedlesam.engines._trees import Tree, map_tree
 
 Feed = Callable[[int, int], Batch]
 """Gives the batches of a step for the first rows; steps are asked for in their order."""

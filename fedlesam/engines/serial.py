@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -91,7 +92,7 @@ class SerialEngine(Engine):
         self.broadcast, self.pending, self.dropped, self.waited = broadcast, {}, {}, 0.0
         self.host = host = HostMemory(broadcast.weights)
         outcome, passes = Outcome(self.reduction(broadcast, active), self.dropped), self.model.backward_passes
-        with compute_context(self.threads, self.model.device, self.model.precision):
+        with self.computing():
             for result in self.accepted(broadcast, share, outcome.reduction, before_step):
                 outcome.bytes_up += result.nbytes
                 client, memory = result.client, host.keep(result.memory)
@@ -120,6 +121,10 @@ class SerialEngine(Engine):
                     self._drop_client(result.client, refused)
                 del result
             del group
+
+    def computing(self) -> AbstractContextManager[None]:
+        """The process while this engine computes."""
+        return compute_context(self.threads, self.model.device, self.model.precision)
 
     def reduction(self, broadcast: Broadcast, active: Sequence[int]) -> Reduction:
         """An empty reduction for a round.
@@ -204,7 +209,7 @@ class SerialEngine(Engine):
         how = part, parts, self.stop_flag.check
         if self.test is None and self.client_tests is None:
             return [], []
-        with compute_context(self.threads, self.model.device, self.model.precision):
+        with self.computing():
             self.model.load(broadcast.weights, broadcast.buffers)
             test = [] if self.test is None else score_batches(self.model, self.test, self.task, *how)
             if self.client_tests is None:
@@ -218,7 +223,7 @@ class SerialEngine(Engine):
             test: of the test data.
             clients: of the clients' own.
         """
-        with compute_context(self.threads, self.model.device, self.model.precision):
+        with self.computing():
             if self.client_tests is None:
                 return combine(test, self.task) if test else None
             whole = test or [score.as_batch(i) for i, score in enumerate(sorted(clients, key=lambda one: one.number))]

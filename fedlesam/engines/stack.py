@@ -6,13 +6,19 @@ depend on who shares the stack, bit for bit. That is a property of the kernels, 
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet
 
+import torch
+
+from fedlesam.core import seeds
 from fedlesam.core.computing import compute_context
 from fedlesam.core.flat_model import FlatModel
+from fedlesam.core.local import LocalTraining
 from fedlesam.core.messages import ClientResult
+from fedlesam.core.slots import Algorithm
 from fedlesam.core.task import Task
 from fedlesam.engines._mapped import MappedStep, NotStackable
 from fedlesam.engines._numbers import without_numbers
@@ -37,8 +43,6 @@ class Request:
     """The federation's round."""
     entries: list[Entry]
     """Its clients, with their memories."""
-    kinds: list[tuple[object, ...]]
-    """Of each entry: those of one kind can be in one stack."""
     before_step: Callable[[], None]
     """Called before every step; it may raise."""
 
@@ -73,8 +77,13 @@ class Stack:
 
     def __init__(self, width: int, compile: bool) -> None:
         self.width, self.compile = width, compile
+        self.running = False
+        """Whether `run` runs: it restores the CPU's generators, so rounds need not."""
         self.flags: WeakSet[StopFlag] = WeakSet()
         self._methods: list[_Method] = []
+        self._known: WeakKeyDictionary[FlatModel, dict[object, tuple[_Method, Algorithm, LocalTraining, object]]]
+        self._known = WeakKeyDictionary()
+        """What a federation trained with in its last round: to compare whole methods takes longer."""
         self._meeting: Lockstep[Request, Trained] = Lockstep(self._train)
 
     def run(self, functions: Sequence[Callable[[], None]]) -> None:
@@ -83,7 +92,22 @@ class Stack:
         Args:
             functions: called in threads of their own, one at a time; they handle what they raise.
         """
-        self._meeting.run(functions)
+        with seeds.preserve_rng(torch.device("cpu")):
+            self.running = True
+            try:
+                self._meeting.run(functions)
+            finally:
+                self.running = False
+
+    def computing(self, threads: int | None, model: FlatModel) -> AbstractContextManager[None]:
+        """The process while clients are trained or models evaluated.
+
+        Args:
+            threads: to compute with.
+            model: of a federation.
+        """
+        restored = self.running and model.device.type == "cpu"
+        return compute_context(threads, model.device, model.precision, generators=not restored)
 
     def stop(self, signum: int) -> None:
         """All federations drop the round under way.
@@ -108,9 +132,9 @@ class Stack:
         """`waited` is less than nothing here: minus the seconds that count as the federation's own."""
         answers: list[Trained | BaseException] = [Trained([], 0.0) for _ in requests]
         for number, request in enumerate(requests):
-            found = {kind: self._method(request, kind) for kind in set(request.kinds)}
-            for entry, kind in zip(request.entries, request.kinds, strict=True):
-                found[kind].waiting.append((number, entry))
+            found = {kind: self._method(request, kind) for kind in {entry.member.kind for entry in request.entries}}
+            for entry in request.entries:
+                found[entry.member.kind].waiting.append((number, entry))
 
         checks = {request.before_step for request in requests}
 
@@ -137,7 +161,7 @@ class Stack:
     ) -> None:
         began, entries = time.perf_counter(), [entry for _, entry in some]
         try:
-            with compute_context(1, method.step.model.device):
+            with self.computing(1, method.step.model):
                 step, members = method.step, [entry.member for entry in entries]
                 feed = feed_of(step.task, *entries[0].run[:2], members, self.width, True)
                 results = train_stack(step, entries, feed, self.width, True, before_step)
@@ -158,15 +182,18 @@ class Stack:
 
     def _method(self, request: Request, kind: tuple[object, ...]) -> _Method:
         run = request.run
-        key = (
-            (without_numbers(run.algorithm, run.local), request.task, request.form),
-            (tuple(run.broadcast.perturbation), tuple(run.broadcast.correction)),
-            kind,
-        )
+        sent = tuple(run.broadcast.perturbation), tuple(run.broadcast.correction)
+        known = self._known.setdefault(request.model, {})
+        if kind in known:
+            method, *before = known[kind]
+            if before[0] is run.algorithm and before[1] is run.local and before[2] == sent:
+                return method
+        key = (without_numbers(run.algorithm, run.local), request.task, request.form), sent, kind
         found = next((method for method in self._methods if method.key == key), None)
         if found is None:
             found = _Method(key, MappedStep(request.model, request.task, self.compile, check=True))
             self._methods.append(found)
+        known[kind] = found, run.algorithm, run.local, sent
         return found
 
 

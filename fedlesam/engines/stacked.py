@@ -7,13 +7,14 @@ convolution on pictures. The results are those of the serial engine to rounding.
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from fedlesam.core import seeds
 from fedlesam.core.batches import Batches, steps_per_epoch
 from fedlesam.core.messages import Broadcast, ClientResult, Memory
-from fedlesam.core.tree import leaves, named_tensors
+from fedlesam.core.tree import named_tensors
 from fedlesam.engines._feed import Member, can_fill_up
 from fedlesam.engines._mapped import MappedStep
 from fedlesam.engines._mapped import NotStackable as NotStackable
@@ -69,9 +70,9 @@ class StackedEngine(SerialEngine):
         self.widest = 0
         """The clients of the largest stack: smaller ones are filled up to it, for a compiled step has one shape."""
         self.form = form_of(self.model)
-        self._held: dict[int, Batches] = {}
+        self._held: dict[int, _Samples] = {}
         """Samples that are kept from round to round, up to KEPT entries."""
-        self._room = KEPT if self.stack is not None else 0
+        self._room = KEPT
         if self.stack is not None:
             self.stack.flags.add(self.stop_flag)
 
@@ -100,12 +101,14 @@ class StackedEngine(SerialEngine):
         alone += [entry.member.client for entry in entries]
         yield from super().results(broadcast, alone, before_step)  # one by one: who fails, and why
 
+    def computing(self) -> AbstractContextManager[None]:
+        return super().computing() if self.stack is None else self.stack.computing(self.threads, self.model)
+
     def _shared(self, run: Run, entries: list[Entry], before_step: Callable[[], None]) -> Iterator[list[ClientResult]]:
         """The results of a stack that is shared; samples that are no tensors may fail, so they are not in it."""
         assert self.stack is not None
         sound = [entry for entry in entries if entry.member.data.tensors is not None]
-        kinds = [self._kind(entry.member) for entry in sound]
-        trained = self.stack.train(Request(self.model, self.form, self.task, run, sound, kinds, before_step))
+        trained = self.stack.train(Request(self.model, self.form, self.task, run, sound, before_step))
         self.waited += trained.waited
         yield trained.results
 
@@ -113,7 +116,7 @@ class StackedEngine(SerialEngine):
         """The results of stacks of this federation's clients alone."""
         alike: dict[tuple[object, ...], list[Entry]] = defaultdict(list)
         for entry in entries:
-            alike[self._kind(entry.member)].append(entry)
+            alike[entry.member.kind].append(entry)
         for some in alike.values():
             some.sort(key=lambda entry: entry.steps, reverse=True)
             for group in self._stacks(some):
@@ -134,7 +137,7 @@ class StackedEngine(SerialEngine):
     def _stacks(self, entries: list[Entry]) -> Iterator[list[Entry]]:
         """Stacks of nearly equal size: a compiled step is fastest where its rows stay in the cache."""
         weights = self.model.weights.numel()
-        most = max(1, LARGEST // max(weights, *(_entries(entry.member.data) for entry in entries)))
+        most = max(1, LARGEST // max(weights, *(entry.member.entries for entry in entries)))
         if self.step.compile:
             most = min(most, max(LEAST, CACHED // weights))
         size = math.ceil(len(entries) / math.ceil(len(entries) / most))
@@ -145,33 +148,38 @@ class StackedEngine(SerialEngine):
         return feed_of(self.task, self.algorithm, self.local, members, width, self.step.compile)
 
     def _member(self, round: int, client: int) -> Member:
-        data = self._data(client)
+        data, entries, kind, fills = self._samples(client)
         masked = self.algorithm.perturbation.draws or data.tensors is None
-        per_epoch = steps_per_epoch(len(data), self.local.batch_size, join_last=False)
+        per_epoch = steps_per_epoch(data.size, self.local.batch_size, join_last=False)
         steps = self.local.steps_of(self.seed, round, client, per_epoch)
         mask = seeds.derive(self.seed, "step", round, client) if masked else 0
-        return Member(client, data, len(data), steps, self.seed, round, mask)
+        kind = kind if fills else (*kind, data.size, steps)
+        return Member(client, data, data.size, steps, self.seed, round, kind, entries, mask)
 
-    def _data(self, client: int) -> Batches:
-        """A client's samples; small ones are kept, for making them takes longer than a round of a shared stack."""
+    def _samples(self, client: int) -> "_Samples":
+        """A client's samples; small ones are kept, for making them takes longer than its part of a stack's round."""
         found = self._held.get(client)
         if found is None:
-            found = Batches(self.clients[client], self.model.device, self.task.collate)
-            entries = _entries(found)
+            data = Batches(self.clients[client], self.model.device, self.task.collate)
+            named = [] if data.tensors is None else named_tensors(data.tensors)
+            entries = max((tensor.numel() for _, tensor in named), default=0)
+            kind: tuple[object, ...] = ()
+            fills = False
+            if named and self.local.augment is None:
+                kind = tuple((name, tensor.shape[1:], tensor.dtype) for name, tensor in named)
+                fills = can_fill_up(self.task, self.algorithm, data)
+            found = _Samples(data, entries, kind, fills)
             if 0 < entries <= self._room:
                 self._held[client] = found
                 self._room -= entries
         return found
 
-    def _kind(self, member: Member) -> tuple[object, ...]:
-        """Members of one kind can be in one stack."""
-        held = member.data.tensors
-        if held is None or self.local.augment is not None:
-            return member.size, member.steps
-        kind = tuple((name, tensor.shape[1:], tensor.dtype) for name, tensor in named_tensors(held))
-        return kind if can_fill_up(self.task, self.algorithm, member.data) else (*kind, member.size, member.steps)
 
-
-def _entries(data: Batches) -> int:
-    """Of a client's largest tensor."""
-    return max(tensor.numel() for tensor in leaves(data.tensors)) if data.tensors is not None else 0
+class _Samples(NamedTuple):
+    data: Batches
+    entries: int
+    """Of the largest tensor."""
+    kind: tuple[object, ...]
+    """What is the same for clients that can share a stack."""
+    fills: bool
+    """Whether clients of other sizes can be in it, too."""

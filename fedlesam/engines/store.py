@@ -256,14 +256,12 @@ class Store(Mapping[int, Memory]):
 
     def _unlink(self, old: list[tuple[int, int]]) -> None:
         """Delete files that the index does not name any more. One that stays does no harm; half a commit would."""
-        names = []
-        for client, round in old:
-            names.append(client_file(round, client))
-            if not self._clients[round]:
-                del self._clients[round]
-                names.append(anchor_file(round))
+        unused = [round for round in {round for _, round in old} if not self._clients[round]]
+        for round in unused:
+            del self._clients[round]
         if self.folder is None:
             return
+        names = [*(client_file(round, client) for client, round in old), *map(anchor_file, unused)]
         for name in names:
             with contextlib.suppress(OSError):
                 (self.folder / name).unlink()

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from worlds import SCHEDULE, answer_of, assert_same_bits, federation, play, samples, training
 
 from fedlesam import NotFinite
-from fedlesam.core.exact_sum import CHUNK, MOST, RANGE, ExactSum
+from fedlesam.core.exact_sum import CHUNK, MOST, RANGE, SCALE, ExactSum
 from fedlesam.core.messages import ClientResult, Memory
 from fedlesam.core.reduction import Reduction
 from fedlesam.core.slots import LocalResult, RoundResult
@@ -85,6 +85,22 @@ def test_a_long_vector_is_summed_whole() -> None:
         total.add(x, 1)
         total.add(-2 * x, 3)
         assert torch.equal(total.mean(1, torch.float64), -5 * x)
+
+
+@pytest.mark.parametrize("wide", [False, True])
+def test_rows_are_added_as_one_by_one(wide: bool) -> None:
+    """Small numbers are added up as doubles, large ones as integers; the last sum of doubles below would be wrong."""
+    draw = torch.Generator().manual_seed(0)
+    for largest, ends in ((0.25, (1.0, -1.0)), (RANGE / 4, (1.0, 1 / SCALE))):
+        rows = (torch.rand(3, 2 * CHUNK // 3 + 5, generator=draw, dtype=torch.float64) * 2 - 1) * largest
+        rows[:2, 0] = torch.tensor(ends, dtype=torch.float64) * largest
+        each, at_once = ExactSum(rows[0], wide), ExactSum(rows[0], wide)
+        squares = torch.stack([each.add(row, 1) for row in rows])
+        before = rows.clone()
+        found = at_once.add_rows(rows, [1, 1, 1], largest)
+        assert torch.equal(rows, before)
+        assert torch.equal(at_once.total, each.total)
+        assert torch.allclose(found, squares)
 
 
 TOO_LARGE = "too large to be averaged"

@@ -1,9 +1,11 @@
 """Federations that share a stack: each as if it were alone, bit for bit, and as the plain engine to rounding."""
 
+import random
 from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -11,6 +13,7 @@ from worlds import PAPER, slow_unless
 
 import fedlesam as fl
 from fedlesam.algorithms import CATALOGUE
+from fedlesam.core import seeds
 from fedlesam.core.record import Record
 from fedlesam.engines import _mapped
 from fedlesam.engines.stack import Stack
@@ -43,7 +46,7 @@ def facts(record: Record) -> tuple[Any, ...]:
     return record.active, record.train_loss, record.divergence, record.backward_passes, record.bytes_up, record.dropped
 
 
-def together(method: str, seeds: Iterable[int], **local: Any) -> dict[int, tuple[torch.Tensor, list[Any]]]:
+def together(method: str, runs: Iterable[int], **local: Any) -> dict[int, tuple[torch.Tensor, list[Any]]]:
     """The weights and records of runs that share a stack."""
     stack, found = Stack(ROWS, compile=False), {}
 
@@ -52,7 +55,7 @@ def together(method: str, seeds: Iterable[int], **local: Any) -> dict[int, tuple
         records = [facts(fed.round()) for _ in range(ROUNDS + seed % 2)]  # some are longer
         found[seed] = fed.weights, records
 
-    stack.run([partial(one, seed) for seed in seeds])
+    stack.run([partial(one, seed) for seed in runs])
     return found
 
 
@@ -143,3 +146,30 @@ def test_other_methods_and_models_do_not_mix() -> None:
 
     stack.run([partial(one, method) for method in ("fedavg", "fedlesam-s")])
     assert all(torch.equal(found[method], together(method, [1])[1][0]) for method in found)
+
+
+def test_the_generators_are_as_before_after_all_runs() -> None:
+    """They are restored once for all of them."""
+    seeds.reseed_everything(3, torch.device("cpu"))
+    expected = random.random(), np.random.rand(), float(torch.rand(()))  # noqa: NPY002
+    seeds.reseed_everything(3, torch.device("cpu"))
+    together("random-step", [0, 1])
+    assert (random.random(), np.random.rand(), float(torch.rand(()))) == expected  # noqa: NPY002
+
+
+def test_another_method_is_not_taken_for_the_last_one() -> None:
+    """A stack remembers what a federation trained with in its last round."""
+    stack = Stack(ROWS, compile=False)
+    fed = federation("fedavg", 0, stack)
+    passes = fed.round([0, 1]).backward_passes
+    fed._local_engine.algorithm = fl.algorithms.get("fedsam")
+    assert fed.round([0, 1]).backward_passes == 2 * passes
+    assert len(stack._methods) == 2
+
+
+@pytest.mark.parametrize("size", [3, _mapped.CHUNK, _mapped.CHUNK + 1, 3 * _mapped.CHUNK + 5])
+def test_norms_in_chunks(size: int) -> None:
+    x = torch.randn(2, size, generator=torch.Generator().manual_seed(0))
+    expected = torch.linalg.vector_norm(x, dim=1)
+    assert torch.allclose(_mapped._norm(x, 2, [1]), expected)
+    assert _mapped._norm(x, 1, [1]) is _mapped._norm(x, 2, [0]) is NotImplemented
