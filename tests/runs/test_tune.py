@@ -91,8 +91,8 @@ def test_the_best_comes_first_and_repeats_are_read(
     assert before == {path: path.stat().st_mtime_ns for path in (tmp_path / "t" / "runs").rglob("*")}
 
 
-@pytest.mark.usefixtures("forked_jobs")
 def test_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """In a process of its own: two threads of a forked one wait for each other."""
     over = ["--over", "lr=0.1", "--out", str(tmp_path), *QUICK, "--threads", "2"]
     assert call(monkeypatch, capsys, *over)[0] == 0
     (run,) = (tmp_path / "runs").iterdir()
