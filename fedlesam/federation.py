@@ -27,7 +27,7 @@ from fedlesam.core.flat_model import FlatModel
 from fedlesam.core.history import History, Overview
 from fedlesam.core.hold_out import given_tests
 from fedlesam.core.local import LocalTraining
-from fedlesam.core.module_check import check_module, copied
+from fedlesam.core.module_check import check_module, check_values, copied
 from fedlesam.core.record import DROPOUT as DROPOUT
 from fedlesam.core.record import Record as Record
 from fedlesam.core.record import log_failed
@@ -149,6 +149,7 @@ class Federation:
         self._logged, self._tried = 0, False
 
         check_module(model)  # a lazy one cannot even be copied
+        check_values(model)
         module = copied(model) if how.device is None else copied(model).to(find_device(how.device))
         graphs = how.cuda_graphs and not (stacked or how.compile)
         reorder = not stacked and not any(rule.requires_order for rule in self.algorithm.rules)

@@ -23,11 +23,6 @@ def check_module(module: nn.Module) -> None:
             raise Unsupported(
                 f"{name} of the model has no shape yet (a lazy module): call the model on one batch first, then give it"
             )
-        if tensor.device.type == "meta":
-            raise Unsupported(
-                f"{name} of the model has no values yet (it is on the meta device): make the model outside "
-                'torch.device("meta"), or call model.to_empty(device="cpu") and load its weights, then give it'
-            )
     for name, layer in module.named_modules():
         if isinstance(layer, nn.SyncBatchNorm):
             raise Unsupported(
@@ -51,6 +46,20 @@ def check_module(module: nn.Module) -> None:
                 "real and imaginary parts, and use torch.view_as_complex in forward"
             )
     _check_apart(module)
+
+
+def check_values(module: nn.Module) -> None:
+    """Refuse a model whose weights have shapes alone.
+
+    Args:
+        module: What was given as the model.
+    """
+    for name, tensor in _named(module):
+        if tensor.device.type == "meta":
+            raise Unsupported(
+                f"{name} of the model has no values yet (it is on the meta device): make the model outside "
+                'torch.device("meta"), or call model.to_empty(device="cpu") and load its weights, then give it'
+            )
 
 
 def copied(module: nn.Module) -> nn.Module:

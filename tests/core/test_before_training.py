@@ -44,7 +44,7 @@ ONE_CLASS = [(X[:4], Y[:4] * 0) if i == 3 else (X[16:30], Y[16:30]) for i in ran
 WRONG: dict[str, tuple[Any, dict[str, Any], str]] = {
     "raises": (lambda outputs, targets: 1 / 0, {}, "the metric mine raises ZeroDivisionError"),
     "returns a tensor": (lambda outputs, targets: outputs, {}, r"returns a tensor of shape \(40, 3\)"),
-    "returns nothing": (lambda outputs, targets: None, {}, "returns None, and one number is needed"),
+    "returns nothing": (lambda outputs, targets: None, {}, "returns None, but one number is needed"),
     "a sum that raises": (fl.Metric(lambda o, t: o.sum(), finish=lambda total: 1 / 0), {}, "mine: finish raises"),
     "on a client's own": (one_class_raises, {"test_clients": ONE_CLASS}, "of client 3 the metric mine raises"),
     "a sum, of clients alone": (

@@ -153,7 +153,7 @@ def test_a_rule_that_a_graph_could_not_repeat_runs_without(
 ) -> None:
     with caplog.at_level(logging.WARNING):
         assert same_with_graphs(Algorithm(rule)).records == 0
-    assert [r.message for r in caplog.records] == [f"no CUDA graphs: {why}; training goes on without them"]
+    assert [r.message for r in caplog.records] == [f"no CUDA graphs: {why}; training continues without them"]
 
 
 def test_a_number_that_changes_is_seen() -> None:
