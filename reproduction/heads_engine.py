@@ -75,7 +75,7 @@ class Views:
 
 
 class HeadStep(MappedStep):
-    """The step of all clients; `look` and `move` of core/client.py on rows."""
+    """The step of all clients; `look` and `move` of core/step.py on rows."""
 
     def __init__(self, model: FlatModel, task: Task) -> None:
         super().__init__(model, task, compile=False)
@@ -87,6 +87,7 @@ class HeadStep(MappedStep):
         x, y = batch
         rule, own = rows.fixed.algorithm.perturbation, rows.own
         known = rule.gradient == "unused" or type(rule) in (LocalAscent, CorrectedAscent, PreviousStepAscent)
+        known = known and not rule.teaches and rows.fixed.algorithm.lr_floor == 1
         if not known or noise is not None or "gain" in own or "pull" in own or "momentum" in own:
             return super().__call__(rows, (x[:, :, None, None], y), number, noise)
         u, g, lr = own["u"], own["g"], float(rows.shared["lr"])
