@@ -306,7 +306,7 @@ class Federation:
         """Train up to so many rounds in total, show progress, and return the records of all of them.
 
         With `out` the run has a folder like those of the command line: checkpoints, a lock, a page by `fedlesam
-        report`; the same call again resumes it. Without it nothing is written. See docs/python-runs.md.
+        report`; the same call again resumes it. Without it nothing is written.
 
         Args:
             rounds: In total, with those already done.

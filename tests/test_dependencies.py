@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import fedlesam
+from fedlesam.runs.explain import ERRATA
 
 HERE = Path(__file__).parent.parent
 
@@ -42,6 +43,7 @@ def test_there_is_one_version_and_one_address() -> None:
     assert all(address.startswith(source) for address in project["urls"].values())
     check = (HERE / "fedlesam" / "flower" / "check.py").read_text(encoding="utf-8")
     assert f'GUIDE = "{source}/blob/main/docs/deploy.md"' in check
+    assert f"{source}/blob/main/docs/errata.md" == ERRATA
 
 
 def test_the_readme_of_a_package_index_has_absolute_links(monkeypatch: pytest.MonkeyPatch) -> None:

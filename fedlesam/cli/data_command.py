@@ -18,6 +18,7 @@ def command() -> None:
 @command.command(
     "fetch",
     cls=GroupedCommand,
+    short_help="download a data set from its publishers and check it",
     examples=("fedlesam data fetch cifar10 --data-dir data",),
 )
 @click.argument("name")
@@ -40,6 +41,7 @@ def fetch_command(name: str, data_dir: Path | None, quiet: bool) -> None:
 @command.command(
     "check",
     cls=GroupedCommand,
+    short_help="load a data set and print what was found",
     examples=(
         "fedlesam data check cifar10 --data-dir data",
         "fedlesam data check folder:my-pictures",

@@ -34,6 +34,7 @@ def _need_flower() -> None:
 @command.command(
     "try",
     cls=GroupedCommand,
+    short_help="run a Flower app on this machine with one command",
     examples=(
         "fedlesam deploy try",
         "fedlesam deploy try my-app",
@@ -87,6 +88,7 @@ def try_command(
 @command.command(
     "keys",
     cls=GroupedCommand,
+    short_help="make the certificates and keys of a SuperLink and its SuperNodes",
     examples=("fedlesam deploy keys --out ~/fedlesam-keys --host superlink.example.org --nodes 3",),
 )
 @option("--out", type=click.Path(path_type=Path, file_okay=False), required=True, metavar="DIR", help="a new folder")
@@ -110,6 +112,7 @@ def keys_command(out: Path, hosts: tuple[str, ...], nodes: int, days: int) -> No
 @command.command(
     "executor",
     cls=GroupedCommand,
+    short_help="train a SuperNode's messages, with PyTorch loaded once",
     examples=("fedlesam deploy executor --port 9094",),
 )
 @option("--port", "ports", type=PORT, multiple=True, default=[9094], help="the SuperNode's port; repeatable  [9094]")
@@ -130,6 +133,7 @@ def executor_command(ports: tuple[int, ...], preload: tuple[str, ...]) -> None:
 @command.command(
     "check",
     cls=GroupedCommand,
+    short_help="print what is insecure or missing",
     examples=("fedlesam deploy check my-app", "fedlesam deploy check my-app --superlink production"),
 )
 @click.argument("app", type=APP)

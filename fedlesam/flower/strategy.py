@@ -86,7 +86,7 @@ class Strategy(FlowerStrategy):
         seed: of the run.
         weighting: "examples" weights clients by their number of samples.
         answer: "model" has clients send their model in place of its change, as Flower's privacy mods need; only for
-            methods that send nothing else (docs/deploy.md).
+            methods that send nothing else.
         attempts: how often a round is tried.
         patience: seconds to wait for SuperNodes to connect: at the start for all, later for the minimum.
         folder: for a checkpoint after every round; the same call resumes from it. One process at a time trains in it.

@@ -283,7 +283,8 @@ def _sweeps(comparison: Comparison) -> list[Panel]:
             axes.append({"name": name, "ticks": [shown(v) for v in values], "at": numbers, "log": view.is_log(i)})
         points = {name: [_point(view, p, measure) for p in found] for name, found in view.points.items()}
         beside = {name: _point(view, p, measure) for name, p in view.beside.items()}
-        caption = "Mean of the last evaluations, over seeds; bars are standard deviations."
+        bars = view.form == "lines" and any(point["sd"] is not None for found in points.values() for point in found)
+        caption = f"Mean of the last evaluations, over seeds{'; bars are standard deviations' if bars else ''}."
         data = {"form": view.form, "name": view.name, "axes": axes, "points": points, "beside": beside}
         options.append({**data, "y": label, "smaller": measure.smaller, "caption": caption})
     return [Panel("Over settings", {"kind": "sweep", "options": options}, "wide")] if options else []

@@ -10,6 +10,9 @@ from fedlesam.core.formulas import NOTATION, PARAMETERS, Equations, equations
 from fedlesam.runs import costs
 from fedlesam.runs.costs import Cost
 
+ERRATA = "https://github.com/fedlesam/fedlesam/blob/main/docs/errata.md"
+"""What the numbers of errata in docstrings refer to."""
+
 SLOTS = {
     "perturbation": "Perturbation (where to look)",
     "correction": "Correction (how to turn)",
@@ -68,6 +71,8 @@ class Explanation:
             *(f"{SLOTS[slot]}: {rule}\n{_indented(doc)}" for slot, (rule, doc) in self.rules.items()),
             "Symbols: " + "; ".join(f"{symbol}: {meaning}" for symbol, meaning in NOTATION.items()) + ".",
         ]
+        if any("(errata " in part for part in parts):
+            parts.append(f"Errata: {ERRATA}")
         return "\n\n".join(parts)
 
 

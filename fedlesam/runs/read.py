@@ -34,6 +34,16 @@ class Run:
     records: list[dict[str, Any]]
     """One for each round done, as in metrics.jsonl."""
 
+    def __repr__(self) -> str:
+        done, state = len(self.records), "finished" if self.finished else "not finished"
+        reached = self.scores.get("last")
+        last = (
+            ""
+            if reached is None
+            else f"; {self.evaluated_on} {self.measure.title} {self.measure.show(reached)}{self.measure.unit}"
+        )
+        return f"Run({self.method} in {self.path}; {state}, {done} of {self.config.rounds} rounds{last})"
+
     @property
     def algorithm(self) -> str:
         """The method's name in the settings."""

@@ -125,6 +125,11 @@ def test_help_does_not_import_torch(tmp_path: Path, args: list[str]) -> None:
     assert done.out
 
 
+@pytest.mark.parametrize("args", [["--help"], ["data", "--help"], ["deploy", "--help"]])
+def test_no_command_is_described_by_half_a_sentence(call: Call, args: list[str]) -> None:
+    assert "..." not in call(*args).out.partition("Commands:")[2]
+
+
 # lists
 
 

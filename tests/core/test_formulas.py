@@ -11,7 +11,7 @@ from fedlesam.algorithms import CATALOGUE, example
 from fedlesam.core.formulas import NOTATION, equations, formula_of, latex
 from fedlesam.core.slots import Step
 from fedlesam.rules import LocalAscent
-from fedlesam.runs.explain import explain
+from fedlesam.runs.explain import ERRATA, explain
 
 SYMBOLS = {word for key in NOTATION for word in re.findall(r"[A-Za-z]\w*", key)} - {"x"}
 STATE = {
@@ -122,3 +122,8 @@ def test_an_explanation_names_what_was_released() -> None:
 
 def test_a_notebook_shows_equations() -> None:
     assert r"\begin{aligned}" in fl.algorithms.fedsam()._repr_markdown_()
+
+
+def test_a_number_of_errata_comes_with_the_address_of_the_page() -> None:
+    assert "(errata 9)" in explain("fedsmoo").text() and explain("fedsmoo").text().endswith(f"Errata: {ERRATA}")
+    assert "rrata" not in explain("fedavg").text()

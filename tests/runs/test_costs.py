@@ -1,8 +1,11 @@
 """Every method's costs, as its description in the specification adds up to."""
 
+import sys
+
 import pytest
 
 from fedlesam.algorithms import CATALOGUE, Algorithm, example
+from fedlesam.core import privacy
 from fedlesam.rules import GlobalAscent, LocalAscent
 from fedlesam.runs.costs import measure
 
@@ -67,3 +70,12 @@ def test_costs(name: str) -> None:
 def test_a_new_combination_is_measured_too() -> None:
     assert measure(Algorithm(LocalAscent(0.1))).passes == 2
     assert measure(Algorithm(GlobalAscent(0.1))).stored == 2
+
+
+def test_costs_need_no_accountant(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """`fedlesam list algorithms` measures all methods; who lists them did not ask for epsilon."""
+    monkeypatch.setitem(sys.modules, "dp_accounting", None)
+    privacy._epsilon.cache_clear()
+    privacy._say_once.cache_clear()
+    measure(example("dp-fedsam"))
+    assert caplog.messages == []

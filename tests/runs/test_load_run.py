@@ -47,6 +47,17 @@ def test_the_history_is_a_table(tmp_path: Path) -> None:
     assert table["test_accuracy"].between(0, 1).all()
 
 
+def test_a_run_is_shown_in_a_line(tmp_path: Path) -> None:
+    config = RunConfig(model="mlp:hidden=4", clients=6, active=2, rounds=2, epochs=1, batch_size=50, threads=1)
+    execute(resolve(config), tmp_path)
+    run = fl.load_run(tmp_path)
+    accuracy = f"test accuracy {100 * run.records[-1]['test_accuracy']:.2f} %"
+    assert repr(run) == f"Run(fedlesam in {tmp_path}; finished, 2 of 2 rounds; {accuracy})"
+    (tmp_path / "metrics.jsonl").write_text("")
+    (tmp_path / "summary.json").unlink()
+    assert repr(fl.load_run(tmp_path)) == f"Run(fedlesam in {tmp_path}; not finished, 0 of 2 rounds)"
+
+
 @pytest.mark.parametrize("damage", ['"shape": 3', '"shape": [1, 8]', '"shape": [1, 8, "8"]', '"shape": [0, 8, 8]'])
 def test_a_damaged_shape_is_refused(damage: str, tmp_path: Path) -> None:
     config = RunConfig(model="mlp:hidden=4", clients=6, active=2, rounds=1, epochs=1, batch_size=50, threads=1)
