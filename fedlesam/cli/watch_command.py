@@ -26,6 +26,9 @@ def command(folders: tuple[Path, ...], targets: tuple[float, ...], port: int | N
 
     with Server(LivePage(folders, targets), port) as server, suppress(KeyboardInterrupt):
         click.echo(f"{server.address}  (Ctrl-C stops)")
+        for folder in folders:
+            if not folder.exists():
+                click.echo(f"{folder}: does not exist yet; its runs are shown as soon as there are some")
         if opens:
             click.launch(server.address)
         server.serve_forever()

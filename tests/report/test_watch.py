@@ -91,3 +91,15 @@ def test_ctrl_c_stops_it(runs: Path) -> None:
     assert process.stdout.readline().startswith("http://127.0.0.1:")
     process.send_signal(signal.SIGINT)
     assert process.communicate()[0] == "stopped\n" and process.returncode == 0
+
+
+def test_a_folder_that_is_not_there_yet_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from click.testing import CliRunner
+
+    from fedlesam.cli.watch_command import command
+    from fedlesam.report import watch
+
+    monkeypatch.setattr(watch.Server, "serve_forever", lambda self: None)
+    (tmp_path / "there").mkdir()
+    shown = CliRunner().invoke(command, [str(tmp_path / "there"), str(tmp_path / "nothing")]).output
+    assert f"{tmp_path / 'nothing'}: does not exist yet" in shown and f"{tmp_path / 'there'}:" not in shown
