@@ -22,23 +22,13 @@ from fedlesam.probes.loss import GlobalLoss
 from fedlesam.runs.build import build
 from reproduction.result_table import Block, Cell, ResultTable
 from reproduction.studies import ARMS, Where, studies
+from reproduction.why_features import COSINES as MEASURES
 from reproduction.writing import markdown
 
 NAME = "claim-why"
 SHOWS = "where perturbations point, and which of it goes with the gain"
 SHOWN = ("fedsam", "fedgamma", "freesam", "freesam-s", "freesam-d", "fedlesam", "fedlesam-s", "fedlesam-d")
 RHO = 0.3
-MEASURES = (
-    "e, gradient of the batch",
-    "e, gradient of the client",
-    "e, global gradient",
-    "e, the client's last step",
-    "e, last global step",
-    "change, e",
-    "change, global gradient",
-    "change / gradient",
-)
-"""Cosines, but for the last, a ratio of norms; change: the gradient of the client's samples at v + e less that at v."""
 
 
 def cosine(a: Tensor, b: Tensor) -> float:

@@ -20,7 +20,7 @@ ARMS = (
     *("fedgamma", "freesam-s", "fedlesam-s", "fedlesam-ahead-s", "shuffled-s"),
     *("fedsmoo", "freesam-d", "fedlesam-d"),
 )
-MEASURES = (
+COSINES = (
     "e, gradient of the batch",
     "e, gradient of the client",
     "e, global gradient",
@@ -29,9 +29,9 @@ MEASURES = (
     "change, e",
     "change, global gradient",
     "change / gradient",
-    "rise of the client's loss",
-    "rise of the global loss",
 )
+"""The last is a ratio of norms; change: the gradient of the client's samples at v + e less that at v."""
+MEASURES = (*COSINES, "rise of the client's loss", "rise of the global loss")
 """Means over steps. Cosines, but for the last three; change: the gradient of the client's samples at v + e less that at
 v; change / gradient: of the means of their norms."""
 OF_STEP = ("step: H e", "step: H rho u(w_before - w)")
