@@ -99,3 +99,11 @@ def test_all_of_it_at_the_smallest_scale(call: Call, tmp_path: Path) -> None:
         "-q",
     )
     assert (again / "anchor-niid.md").read_text() == text
+
+
+def test_the_committed_table_follows_from_the_committed_lines() -> None:
+    from reproduction.writing import markdown
+
+    committed = Path(__file__).parents[2] / "docs" / "results" / "anchor"
+    table = anchor.make_table(committed / "runs.jsonl", anchor.SEEDS)
+    assert (committed / "anchor-niid.md").read_text("utf-8") == markdown(table)
