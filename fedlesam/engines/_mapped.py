@@ -17,6 +17,7 @@ from fedlesam.core.lesson import Lesson, logits
 from fedlesam.core.module_check import check_learns
 from fedlesam.core.step import look, move
 from fedlesam.core.task import Task
+from fedlesam.engines._replay import Replay
 from fedlesam.engines._rows import Rows, round_of
 from fedlesam.engines._trees import Tree, dims_of, leaves, map_tree
 
@@ -44,6 +45,7 @@ class MappedStep:
 
     def __init__(self, model: FlatModel, task: Task, compile: bool, check: bool = False) -> None:
         self.model, self.task, self.compile, self.check = model, task, compile, check
+        self.replay = Replay()
         self._programs: list[tuple[Any, Program]] = []
 
     def __call__(self, rows: Rows, batch: Batch, number: int, noise: Tensor | None) -> Tensor:

@@ -22,7 +22,11 @@ from fedlesam.core.state import flatten, unflatten
 from fedlesam.core.step import ClientRound, finish, settle
 from fedlesam.core.vectors import is_number
 from fedlesam.engines._numbers import numbers_of, with_numbers, without_numbers
+from fedlesam.engines._replay import Replay
 from fedlesam.engines._trees import Tree, column_trees, dims_of, map_tree, stack_trees, take_rows
+
+KEPT, SENT = ("e_kept", "c_kept"), ("e", "c")
+"""What a client keeps and what it uploads, of the perturbation and of the correction."""
 
 
 class Run(NamedTuple):
@@ -155,6 +159,7 @@ def begin_rows(
     steps: Sequence[int],
     width: int,
     apart: bool,
+    replay: Replay,
 ) -> Rows:
     """Start the rounds of several clients.
 
@@ -165,6 +170,7 @@ def begin_rows(
         steps: that each client will take.
         width: rows to make; those beyond the clients have any content.
         apart: give every row its own model and numbers, and compute all rows always.
+        replay: calls the rules.
     """
     run = runs[0]
     anchor, rule = run.broadcast.weights, run.algorithm.perturbation
@@ -179,7 +185,7 @@ def begin_rows(
             each = [_settled_alone(runs[i], memories[i], masks[i]) for i in group.places]
             some = stack_trees(each + each[:1] * (len(group.rows) - len(each)))
         else:
-            some = _settled(method, shared, group)
+            some = _settled(method, shared, group, replay)
         group.state = some.pop("state")
         found.append(some if rule.gradient == "unused" else {**some, "client_state": group.state})
     affine = _same_numbers(found, ("gain", "pull"))
@@ -236,17 +242,20 @@ def grouped(memories: Sequence[Memory], width: int | None) -> list[Group]:
     return groups
 
 
-def _settled(method: tuple[Algorithm, LocalTraining], shared: Tree, group: Group) -> Tree:
+def _settled(method: tuple[Algorithm, LocalTraining], shared: Tree, group: Group, replay: Replay) -> Tree:
     """What the rules fix for the round, a row per client; gain and pull may be plain numbers."""
-    numbers: Tree = {}
 
-    def one(shared: Tree, memory: Tree) -> Tree:
-        sent = Broadcast(0, shared["anchor"], {}, shared["perturbation"], shared["correction"])
-        state, affine, e = settle(_numbered(*method, shared)[0], sent, Memory(**memory))
-        return {"state": state, **_tensors({**affine._asdict(), "e": e}, numbers)}
+    def every(shared: Tree, memory: Tree) -> tuple[Tree, Tree]:
+        numbers: Tree = {}
 
-    shared = take_rows(shared, group.rows)
-    found: Tree = vmap(one, (dims_of(shared), 0), randomness="error")(shared, group.memory)
+        def one(shared: Tree, memory: Tree) -> Tree:
+            sent = Broadcast(0, shared["anchor"], {}, shared["perturbation"], shared["correction"])
+            state, affine, e = settle(_numbered(*method, shared)[0], sent, Memory(**memory))
+            return {"state": state, **_tensors({**affine._asdict(), "e": e}, numbers)}
+
+        return vmap(one, (dims_of(shared), 0), randomness="error")(shared, memory), numbers
+
+    found, numbers = replay(("settle", method), every, take_rows(shared, group.rows), group.memory)
     return {**found, **{name: value for name, value in numbers.items() if value is not None}}
 
 
@@ -297,32 +306,42 @@ def _put(own: Tree, found: Tree, places: list[int], like: Tensor) -> None:
             own[name][torch.tensor(places, device=like.device)] = rows
 
 
-def finish_rows(rows: Rows, steps: Sequence[int]) -> list[Answer]:
+def finish_rows(rows: Rows, steps: Sequence[int], replay: Replay) -> list[Answer]:
     """The results of the clients, in their order; each owns what it keeps.
 
     Args:
         rows: their rounds, after the last step of each.
         steps: that each client took.
+        replay: calls the rules.
     """
     answers: list[Answer | None] = [None] * len(rows.memories)
     rates: dict[tuple[int, int], float] = {}
     for group in rows.groups:
         own = take_rows(rows.own, group.rows)
         own = own if own["client_state"] else {**own, "client_state": group.state}
-        taken = [steps[i] for i in group.rows]
-        found, links = _finished(rows, own, group, taken)
+        found, links = _finished(rows, own, group, [steps[i] for i in group.rows], replay)
         finite = found["update"].sum(1).isfinite().tolist()  # as good as each entry, and a fortieth of the time
-        each = {name: matrix.unbind() for name, matrix in found.items()}
-        update, sources = links.pop("update"), unflatten(links, "e_kept", "c_kept", "e", "c")
+        sources = unflatten({name: link for name, link in links.items() if name != "update"}, *KEPT, *SENT)
+        kept, sent = ([_columns(sources[slot], found, rows, group, slot in KEPT) for slot in of] for of in (KEPT, SENT))
+        updates = found[links["update"]].unbind()
         for row, i in enumerate(group.places):
-            slots: dict[str, State] = {
-                slot: {n: each[s][row] if s in each else _source(s, rows, i) for n, s in names.items()}
-                for slot, names in sources.items()
-            }
-            kept = ({n: t if t._base is None else t.clone() for n, t in slots[s].items()} for s in ("e_kept", "c_kept"))
-            result = LocalResult(each[update][row], steps[i], _mean_lr(rates, rows.runs[i], steps[i]))
-            answers[i] = Answer(result, Memory(*kept), slots["e"], slots["c"], finite[row])
+            memory = Memory(*({name: column[row] for name, column in slot.items()} for slot in kept))
+            uploads = ({name: column[row] for name, column in slot.items()} for slot in sent)
+            result = LocalResult(updates[row], steps[i], _mean_lr(rates, rows.runs[i], steps[i]))
+            answers[i] = Answer(result, memory, *uploads, finite[row])
     return [answer for answer in answers if answer is not None]
+
+
+def _columns(sources: dict[str, str], found: Tree, rows: Rows, group: Group, alone: bool) -> dict[str, Sequence[Tensor]]:
+    """The vectors of a slot by name, one per client; `alone`: each in memory of its own."""
+    return {
+        name: [_source(source, rows, i) for i in group.places]
+        if source not in found
+        else torch.unbind_copy(found[source])
+        if alone
+        else found[source].unbind()
+        for name, source in sources.items()
+    }
 
 
 def _mean_lr(known: dict[tuple[int, int], float], run: Run, steps: int) -> float:
@@ -332,31 +351,36 @@ def _mean_lr(known: dict[tuple[int, int], float], run: Run, steps: int) -> float
     return known[id(run), steps]
 
 
-def _finished(rows: Rows, own: Tree, group: Group, steps: list[int]) -> tuple[Tree, dict[str, str]]:
+def _finished(
+    rows: Rows, own: Tree, group: Group, steps: list[int], replay: Replay
+) -> tuple[Tree, dict[str, str]]:
     """The new vectors, a row per client; and for each vector by "slot/name" which it is.
 
     That is a new one, or one that the client was given: then all clients share it.
     """
-    links: dict[str, str] = {}
     same = steps[0] if len(set(steps)) == 1 and rows.shared["lr"].ndim == 0 else None
 
-    def one(shared: Tree, own: Tree, memory: Tree, steps: Tensor) -> Tree:
-        sent = Broadcast(0, shared["anchor"], {}, shared["perturbation"], shared["correction"])
-        r = round_of(rows.fixed, shared, own)
-        taken: Any = same or steps
-        result, after, perturbation, correction = finish(r, Memory(**memory), sent, taken)
-        slots = {"e_kept": after.perturbation, "c_kept": after.correction, "e": perturbation, "c": correction}
-        known = {id(value): name for name, value in flatten(**{"weights": shared["anchor"], **memory}).items()}
-        new: Tree = {}
-        for name, value in flatten(update=result.update, **slots).items():
-            links[name] = known.setdefault(id(value), name)
-            if links[name] == name:
-                new[name] = value
-        return new
+    def every(shared: Tree, own: Tree, memory: Tree, taken: Tree) -> tuple[Tree, dict[str, str]]:
+        links: dict[str, str] = {}
 
-    taken = torch.tensor(steps, dtype=own["u"].dtype, device=own["u"].device)
+        def one(shared: Tree, own: Tree, memory: Tree, taken: Tree) -> Tree:
+            sent = Broadcast(0, shared["anchor"], {}, shared["perturbation"], shared["correction"])
+            r = round_of(rows.fixed, shared, own)
+            result, after, perturbation, correction = finish(r, Memory(**memory), sent, same or taken["steps"])
+            slots = dict(zip((*KEPT, *SENT), (after.perturbation, after.correction, perturbation, correction), strict=True))
+            known = {id(value): name for name, value in flatten(**{"weights": shared["anchor"], **memory}).items()}
+            new: Tree = {}
+            for name, value in flatten(update=result.update, **slots).items():
+                links[name] = known.setdefault(id(value), name)
+                if links[name] == name:
+                    new[name] = value
+            return new
+
+        return vmap(one, (dims_of(shared), 0, 0, 0))(shared, own, memory, taken), links
+
+    taken = {"steps": torch.tensor(steps, dtype=own["u"].dtype, device=own["u"].device)}
     shared = take_rows(rows.shared, group.rows)
-    return vmap(one, (dims_of(shared), 0, 0, 0))(shared, own, group.memory, taken), links
+    return replay(("finish", rows.fixed, same), every, shared, own, group.memory, taken)
 
 
 def _source(name: str, rows: Rows, i: int) -> Tensor:

@@ -144,13 +144,13 @@ class Store(Mapping[int, Memory]):
             self._drop(client)
             if memory is not None:
                 self._keep(client, memory)
-                if any(tensor is anchor for tensor in memory.flatten().values()):
+                if any(tensor is anchor for tensor in memory.tensors()):
                     self.anchors[round] = anchor
             self.rounds.pop(client, None)
             self.rounds[client] = round
         self._clients.update({round: len(memories)})
-        self._clients.subtract(before for _, before in old)
-        unused = self._uncommitted - {(round, client) for client in memories}
+        self._clients.subtract(Counter([before for _, before in old]))
+        unused = self._uncommitted and self._uncommitted - {(round, client) for client in memories}
         self._uncommitted = set()
         self._unlink([*old, *((client, before) for before, client in unused)])
         if unmapped and self.folder is not None:
@@ -341,15 +341,17 @@ class _ByteCount:
         self._holders: Counter[int] = Counter()
 
     def add(self, memory: Memory) -> None:
-        for tensor in memory.flatten().values():
-            self._holders[tensor.data_ptr()] += 1
-            self.nbytes += tensor.nbytes if self._holders[tensor.data_ptr()] == 1 else 0
+        for tensor in memory.tensors():
+            place = tensor.data_ptr()
+            self._holders[place] += 1
+            self.nbytes += tensor.nbytes if self._holders[place] == 1 else 0
 
     def remove(self, memory: Memory) -> None:
-        for tensor in memory.flatten().values():
-            self._holders[tensor.data_ptr()] -= 1
-            if not self._holders[tensor.data_ptr()]:
-                del self._holders[tensor.data_ptr()]
+        for tensor in memory.tensors():
+            place = tensor.data_ptr()
+            self._holders[place] -= 1
+            if not self._holders[place]:
+                del self._holders[place]
                 self.nbytes -= tensor.nbytes
 
 
