@@ -50,9 +50,9 @@ class ExactSum:
         square = torch.zeros((), dtype=torch.float64, device=x.device)
         halves = (torch.split(half, CHUNK) for half in self._halves())
         for *into, part in zip(*halves, torch.split(x.reshape(-1), CHUNK), strict=True):
-            precise = part.double()
+            precise = part.to(torch.float64, copy=True)
             square += torch.dot(precise, precise)
-            fixed = torch.mul(precise, SCALE).round_().to(torch.int64)
+            fixed = precise.mul_(SCALE).round_().to(torch.int64)
             if self.wide:
                 into[1].add_(fixed & (MOST - 1), alpha=weight)
                 fixed >>= LOW
@@ -74,9 +74,9 @@ class ExactSum:
         for *into, part in zip(
             *(torch.split(half, width) for half in self._halves()), torch.split(rows, width, dim=1), strict=True
         ):
-            precise = part.double()
+            precise = part.to(torch.float64, copy=True)
             squares += torch.linalg.vecdot(precise, precise)
-            fixed = torch.mul(precise, SCALE).round_()
+            fixed = precise.mul_(SCALE).round_()
             if small:
                 into[0].add_(fixed.sum(0).to(torch.int64))
                 continue

@@ -15,10 +15,11 @@ from fedlesam.core.buffers import same_bits
 from fedlesam.core.flat_model import FlatModel
 from fedlesam.core.lesson import Lesson, logits
 from fedlesam.core.module_check import check_learns
+from fedlesam.core.slots import Algorithm
 from fedlesam.core.step import look, move
-from fedlesam.core.task import Task
-from fedlesam.engines._replay import Replay
-from fedlesam.engines._rows import Rows, round_of
+from fedlesam.core.task import Supervised, Task
+from fedlesam.engines._replay import Replay, form_of
+from fedlesam.engines._rows import Bound, Rows, round_of
 from fedlesam.engines._trees import Tree, dims_of, leaves, map_tree
 
 log = logging.getLogger("fedlesam")
@@ -28,6 +29,9 @@ CONSTANT = ("bias", "e", "gain", "pull", "steps")
 
 CHUNK = 4096
 """Numbers that inductor adds up in registers; a longer sum takes it four times as long."""
+
+FROM, MOST = 100, 8
+"""Uncompiled steps after which one is recorded, which takes as long as some two hundred; programs that are kept."""
 
 Program = Callable[..., Sequence[Tensor]]
 
@@ -41,12 +45,21 @@ class MappedStep:
 
     Compiled, the whole step (ascent, gradients, clipping, descent) is one program without a loop over clients. It is
     traced by running it, so a rule may be any Python. Without a compiler it runs as it is, and a warning says so.
+
+    Uncompiled, a step of nobody's own Python is recorded after a while: its operations are then run without the map,
+    which takes longer than they do. They give the same bits.
     """
 
     def __init__(self, model: FlatModel, task: Task, compile: bool, check: bool = False) -> None:
         self.model, self.task, self.compile, self.check = model, task, compile, check
+        self.called = False
+        """Whether the module itself was called, which may have changed what it keeps; a program does not call it."""
         self.replay = Replay()
+        self._numbers: list[Tensor] = []
+        """Of the steps, as tensors."""
         self._programs: list[tuple[Any, Program]] = []
+        self._made_plain = 0
+        """Steps that were made as they are."""
 
     def __call__(self, rows: Rows, batch: Batch, number: int, noise: Tensor | None) -> Tensor:
         """Make the step, and return the losses of the clients on their batches.
@@ -57,7 +70,9 @@ class MappedStep:
             number: of the step.
             noise: random numbers for a rule that draws.
         """
-        given = (batch, rows.shared["lr"].new_tensor(float(number)), *(() if noise is None else (noise,)))
+        while len(self._numbers) <= number:
+            self._numbers.append(rows.own["u"].new_tensor(float(len(self._numbers))))
+        given = (batch, self._numbers[number], *(() if noise is None else (noise,)))
         try:
             if self.check:
                 self._check_apart(rows, given)
@@ -70,7 +85,15 @@ class MappedStep:
             raise NotStackable(f"{what}; use the plain engine") from error
 
     def _made(self, rows: Rows, given: tuple[Any, ...]) -> Tensor:
-        return self._compiled(rows, given) if self.compile else self._step(rows, rows.in_steps, rows.own, *given)
+        if self.compile or self._recorded(rows):
+            return self._run(rows, given)
+        self._made_plain += 1
+        return self._step(rows, rows.in_steps, rows.own, *given)
+
+    def _recorded(self, rows: Rows) -> bool:
+        """Whether these rows are worth recording, and can be. Those of clients that are still at work are not."""
+        worth = self._made_plain >= FROM and len(self._programs) < MOST and bool(rows.groups)
+        return rows.bound is not None or (worth and has_known_operations(self.model, self.task, rows.fixed.algorithm))
 
     def _check_apart(self, rows: Rows, given: tuple[Any, ...]) -> None:
         """A client's bits must not depend on its place or its neighbours: the same rows in three orders."""
@@ -88,27 +111,42 @@ class MappedStep:
                     "stacked; remove --stack-runs"
                 )
 
-    def _compiled(self, rows: Rows, given: tuple[Any, ...]) -> Tensor:
-        batch, own = tree.leaves(given), {n: t for n, t in rows.own.items() if n not in rows.scratch}
+    def _run(self, rows: Rows, given: tuple[Any, ...]) -> Tensor:
+        batch = tree.leaves(given)
         shapes = [tensor.shape for tensor in batch]
         try:
-            if rows.program is None or rows.program[0] != shapes:
-                rows.program = shapes, self._program(rows, rows.in_steps, own, given)
-            losses, *changed = rows.program[1](*leaves(rows.in_steps), *leaves(own), *batch)
+            if rows.bound is None or rows.bound.shapes != shapes:
+                rows.bound = self._bound(rows, given, shapes)
+            bound = rows.bound
+            losses, *changed = bound.program(*bound.tensors, *batch)
         except Exception as error:
             if not type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
                 raise
             log.warning("the step cannot be compiled here, it runs uncompiled: %s", str(error).splitlines()[0])
             self.compile = False
             return self._step(rows, rows.in_steps, rows.own, *given)
-        left = iter(changed)
-        rows.own.update(map_tree(_changed(rows, own), lambda _: next(left)))
+        for (into, name, place), tensor in zip(bound.changes, changed, strict=True):
+            into[name] = bound.tensors[place] = tensor
         return losses
+
+    def _bound(self, rows: Rows, given: tuple[Any, ...], shapes: list[torch.Size]) -> Bound:
+        """The program of these rows, with its tensors. A recorded one changes them in place."""
+        scratch = rows.scratch if self.compile else ()
+        own = {name: value for name, value in rows.own.items() if name not in scratch}
+        tensors = leaves(rows.in_steps)
+        changes: list[tuple[Tree, str, int]] = []
+        for slot, value in own.items():
+            into = rows.own[slot] if isinstance(value, dict) else rows.own
+            for name in into if isinstance(value, dict) else (slot,):
+                if self.compile and slot not in CONSTANT:
+                    changes.append((into, name, len(tensors)))
+                tensors.append(into[name])
+        return Bound(shapes, self._program(rows, rows.in_steps, own, given), tensors, changes)
 
     def _program(self, rows: Rows, shared: Tree, own: Tree, given: tuple[Any, ...]) -> Program:
         """The program for tensors of these shapes, made if there is none."""
         tensors = [*leaves(shared), *leaves(own), *tree.leaves(given)]
-        key = (rows.fixed, [(t.shape, t.stride(), t.dtype, t.device) for t in tensors])
+        key = (rows.fixed, [form_of(t) for t in tensors])
         program = next((program for known, program in self._programs if known == key), None)
         if program is None:
             program = self._trace(rows, shared, own, given, tensors)
@@ -116,22 +154,30 @@ class MappedStep:
         return program
 
     def _trace(self, rows: Rows, shared: Tree, own: Tree, given: tuple[Any, ...], tensors: Sequence[Tensor]) -> Program:
-        """The step as a pure function of tensors, which returns the losses and the rows that it changed.
+        """The step as a function of tensors. Compiled, it changes none; it returns the losses and the changed rows.
 
         It goes to the compiler's back end as it is: nothing is left for dynamo, whose checks at every call take longer
         than the step of few clients, and which gives up after eight programs.
         """
+
+        def step(*tensors: Tensor) -> tuple[Tensor, ...]:
+            left = iter(tensors)
+            theirs, mine = map_tree(shared, lambda _: next(left)), map_tree(own, lambda _: next(left))
+            if self.compile:
+                mine = map_tree(mine, torch.clone)
+                mine |= {name: mine["u"].clone() for name in rows.scratch}
+            losses = self._step(rows, theirs, mine, *tree.tree_map(lambda _: next(left), given))
+            return losses, *(leaves(_changed(rows, mine)) if self.compile else ())
+
+        if not self.compile:
+            fixed = len(leaves(shared))
+            copies = [*tensors[:fixed], *(tensor.clone() for tensor in tensors[fixed:])]
+            recorded: Program = make_fx(step)(*copies).forward
+            return recorded
         from torch import _inductor  # as long to import as PyTorch itself
 
-        def pure(*tensors: Tensor) -> tuple[Tensor, ...]:
-            left = iter(tensors)
-            theirs, mine = map_tree(shared, lambda _: next(left)), map_tree(own, lambda _: next(left).clone())
-            mine |= {name: mine["u"].clone() for name in rows.scratch}
-            losses = self._step(rows, theirs, mine, *tree.tree_map(lambda _: next(left), given))
-            return losses, *leaves(_changed(rows, mine))
-
         norms = {torch.ops.aten.linalg_vector_norm.default: _norm}
-        traced: Program = _inductor.compile(make_fx(pure, norms)(*tensors), list(tensors))
+        traced: Program = _inductor.compile(make_fx(step, norms)(*tensors), list(tensors))
         return traced
 
     def _step(
@@ -144,6 +190,7 @@ class MappedStep:
         noise: Tensor | None = None,
     ) -> Tensor:
         """Changes `own` in place."""
+        self.called = True
 
         def one(shared: Tree, own: Tree, batch: Batch, noise: Tensor | None) -> Tensor:
             def gradient(at: Tensor, out: Tensor, *, final: bool, lesson: Lesson | None = None) -> Tensor:
@@ -167,6 +214,18 @@ class MappedStep:
             return check_learns(found.loss), found.loss
         taught = logits(self.model.step_at(lesson.teacher, self.task, batch)).detach()
         return check_learns(lesson.objective(found, taught)), found.loss
+
+
+def has_known_operations(model: FlatModel, task: Task, algorithm: Algorithm) -> bool:
+    """Whether a step is made of the same operations each time: module, loss and rules are PyTorch's or ours."""
+    loss = task.loss
+    if not isinstance(loss, Supervised) or loss.inputs or loss.outputs or loss.targets:
+        return False
+    modules = [*model.module.modules()]
+    if any(module._forward_hooks or module._forward_pre_hooks for module in modules):
+        return False
+    parts = (*map(type, modules), type(algorithm.perturbation), type(algorithm.correction), loss.compare)
+    return all(str(part.__module__).startswith(("torch.", "fedlesam.")) for part in parts)
 
 
 def _norm(

@@ -1,4 +1,4 @@
-"""What rules do before and after the steps of a stack, recorded: to map a function takes longer than what it computes."""
+"""What rules do before and after the steps of a stack, recorded: a map takes longer than what it computes."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -61,7 +61,9 @@ class Replay:
         return map_tree(known.tree, lambda _: next(made)), known.rest
 
 
-def _record(known: _Known, function: Callable[..., tuple[Tree, Any]], trees: tuple[Tree, ...], flat: list[Tensor]) -> None:
+def _record(
+    known: _Known, function: Callable[..., tuple[Tree, Any]], trees: tuple[Tree, ...], flat: list[Tensor]
+) -> None:
     def pure(*tensors: Tensor) -> list[Tensor]:
         left = iter(tensors)
         known.tree, known.rest = function(*(map_tree(tree, lambda _: next(left)) for tree in trees))
@@ -71,8 +73,14 @@ def _record(known: _Known, function: Callable[..., tuple[Tree, Any]], trees: tup
     known.tree = map_tree(known.tree, lambda _: flat[0])  # the names; not what was made while recording
 
 
+def form_of(tensor: Tensor) -> tuple[object, ...]:
+    """All but its numbers: what a recorded function is for."""
+    return tensor.shape, tensor.stride(), tensor.dtype, tensor.device
+
+
 def _form(tree: Tree) -> list[object]:
     """The names of a tree, with all but the numbers of its tensors."""
     return [
-        (name, _form(t) if isinstance(t, dict) else (t.shape, t.stride(), t.dtype, t.device)) for name, t in tree.items()
+        (name, _form(t) if isinstance(t, dict) else (t.shape, t.stride(), t.dtype, t.device))
+        for name, t in tree.items()
     ]

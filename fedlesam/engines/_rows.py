@@ -17,16 +17,12 @@ from torch.func import vmap
 from fedlesam.core import seeds
 from fedlesam.core.local import LocalTraining
 from fedlesam.core.messages import Broadcast, Memory
-from fedlesam.core.slots import AffineStep, Algorithm, Correction, LocalResult, State
-from fedlesam.core.state import flatten, unflatten
-from fedlesam.core.step import ClientRound, finish, settle
+from fedlesam.core.slots import AffineStep, Algorithm, Correction
+from fedlesam.core.step import ClientRound, settle
 from fedlesam.core.vectors import is_number
 from fedlesam.engines._numbers import numbers_of, with_numbers, without_numbers
 from fedlesam.engines._replay import Replay
 from fedlesam.engines._trees import Tree, column_trees, dims_of, map_tree, stack_trees, take_rows
-
-KEPT, SENT = ("e_kept", "c_kept"), ("e", "c")
-"""What a client keeps and what it uploads, of the perturbation and of the correction."""
 
 
 class Run(NamedTuple):
@@ -51,14 +47,17 @@ class Fixed(NamedTuple):
     """Where gain and pull are the same numbers for all clients."""
 
 
-class Answer(NamedTuple):
-    """What one client's round came to."""
+class Bound(NamedTuple):
+    """A compiled step with the tensors that it is called with."""
 
-    result: LocalResult
-    memory: Memory
-    perturbation: dict[str, Tensor]
-    correction: dict[str, Tensor]
-    finite: bool
+    shapes: Sequence[torch.Size]
+    """Of the batches that it is for."""
+    program: Callable[..., Sequence[Tensor]]
+    """Returns the losses and the rows that the step changed."""
+    tensors: list[Tensor]
+    """What it takes beside a batch; what it changed is put back here."""
+    changes: list[tuple[Tree, str, int]]
+    """Where else that goes: a dict, a name in it, and the number among the tensors."""
 
 
 @dataclass
@@ -90,8 +89,8 @@ class Rows:
     own: Tree
     """Tensors with a row per client; `client_state` is a dict of them, empty where the steps do not use it."""
     groups: list[Group]
-    program: tuple[Any, Callable[..., Sequence[Tensor]]] | None = None
-    """The compiled step of these rows, with the shapes of the batches that it is for."""
+    bound: Bound | None = None
+    """The compiled step of these rows."""
 
     @property
     def width(self) -> int:
@@ -304,86 +303,3 @@ def _put(own: Tree, found: Tree, places: list[int], like: Tensor) -> None:
                 own[name] = one.new_zeros(width, *one.shape)
             rows = value[: len(places)] if isinstance(value, Tensor) else value
             own[name][torch.tensor(places, device=like.device)] = rows
-
-
-def finish_rows(rows: Rows, steps: Sequence[int], replay: Replay) -> list[Answer]:
-    """The results of the clients, in their order; each owns what it keeps.
-
-    Args:
-        rows: their rounds, after the last step of each.
-        steps: that each client took.
-        replay: calls the rules.
-    """
-    answers: list[Answer | None] = [None] * len(rows.memories)
-    rates: dict[tuple[int, int], float] = {}
-    for group in rows.groups:
-        own = take_rows(rows.own, group.rows)
-        own = own if own["client_state"] else {**own, "client_state": group.state}
-        found, links = _finished(rows, own, group, [steps[i] for i in group.rows], replay)
-        finite = found["update"].sum(1).isfinite().tolist()  # as good as each entry, and a fortieth of the time
-        sources = unflatten({name: link for name, link in links.items() if name != "update"}, *KEPT, *SENT)
-        kept, sent = ([_columns(sources[slot], found, rows, group, slot in KEPT) for slot in of] for of in (KEPT, SENT))
-        updates = found[links["update"]].unbind()
-        for row, i in enumerate(group.places):
-            memory = Memory(*({name: column[row] for name, column in slot.items()} for slot in kept))
-            uploads = ({name: column[row] for name, column in slot.items()} for slot in sent)
-            result = LocalResult(updates[row], steps[i], _mean_lr(rates, rows.runs[i], steps[i]))
-            answers[i] = Answer(result, memory, *uploads, finite[row])
-    return [answer for answer in answers if answer is not None]
-
-
-def _columns(sources: dict[str, str], found: Tree, rows: Rows, group: Group, alone: bool) -> dict[str, Sequence[Tensor]]:
-    """The vectors of a slot by name, one per client; `alone`: each in memory of its own."""
-    return {
-        name: [_source(source, rows, i) for i in group.places]
-        if source not in found
-        else torch.unbind_copy(found[source])
-        if alone
-        else found[source].unbind()
-        for name, source in sources.items()
-    }
-
-
-def _mean_lr(known: dict[tuple[int, int], float], run: Run, steps: int) -> float:
-    """Of a client's steps; clients of one run with as many steps have the same."""
-    if (id(run), steps) not in known:
-        known[id(run), steps] = run.algorithm.mean_lr(run.lr, steps)
-    return known[id(run), steps]
-
-
-def _finished(
-    rows: Rows, own: Tree, group: Group, steps: list[int], replay: Replay
-) -> tuple[Tree, dict[str, str]]:
-    """The new vectors, a row per client; and for each vector by "slot/name" which it is.
-
-    That is a new one, or one that the client was given: then all clients share it.
-    """
-    same = steps[0] if len(set(steps)) == 1 and rows.shared["lr"].ndim == 0 else None
-
-    def every(shared: Tree, own: Tree, memory: Tree, taken: Tree) -> tuple[Tree, dict[str, str]]:
-        links: dict[str, str] = {}
-
-        def one(shared: Tree, own: Tree, memory: Tree, taken: Tree) -> Tree:
-            sent = Broadcast(0, shared["anchor"], {}, shared["perturbation"], shared["correction"])
-            r = round_of(rows.fixed, shared, own)
-            result, after, perturbation, correction = finish(r, Memory(**memory), sent, same or taken["steps"])
-            slots = dict(zip((*KEPT, *SENT), (after.perturbation, after.correction, perturbation, correction), strict=True))
-            known = {id(value): name for name, value in flatten(**{"weights": shared["anchor"], **memory}).items()}
-            new: Tree = {}
-            for name, value in flatten(update=result.update, **slots).items():
-                links[name] = known.setdefault(id(value), name)
-                if links[name] == name:
-                    new[name] = value
-            return new
-
-        return vmap(one, (dims_of(shared), 0, 0, 0))(shared, own, memory, taken), links
-
-    taken = {"steps": torch.tensor(steps, dtype=own["u"].dtype, device=own["u"].device)}
-    shared = take_rows(rows.shared, group.rows)
-    return replay(("finish", rows.fixed, same), every, shared, own, group.memory, taken)
-
-
-def _source(name: str, rows: Rows, i: int) -> Tensor:
-    if name == "weights":
-        return rows.runs[i].broadcast.weights
-    return rows.memories[i].flatten()[name]

@@ -15,10 +15,11 @@ from fedlesam.core.messages import ClientResult, Memory
 from fedlesam.core.slots import Algorithm
 from fedlesam.core.state import flatten
 from fedlesam.core.task import Task
+from fedlesam.engines._answers import finish_rows
 from fedlesam.engines._feed import Fetched, Gathered, Member, can_fill_up, draw_noise
 from fedlesam.engines._mapped import MappedStep, NotStackable
 from fedlesam.engines._replay import Replay
-from fedlesam.engines._rows import Rows, Run, begin_rows, finish_rows
+from fedlesam.engines._rows import Rows, Run, begin_rows
 from fedlesam.engines._trees import Tree, map_tree
 
 Feed = Callable[[int, int], Batch]
@@ -68,6 +69,7 @@ def train_stack(
     noise = torch.zeros_like(rows.own["u"]) if rule.draws and rule.gradient != "unused" else None
     ends, losses = Ends(steps), []
     held = _load(step.model, run)
+    step.called = False
     for number in range(steps[0]):
         before_step()
         count = width if whole else ends.running(number)
@@ -79,7 +81,8 @@ def train_stack(
         if part is rows:
             ends.keep(rows, number)
     ends.restore(rows)
-    _check_buffers(step.model, run, held)
+    if step.called:
+        _check_buffers(step.model, run, held)
     return _results(entries, rows, steps, losses, step.replay)
 
 
