@@ -20,7 +20,7 @@ from fedlesam.core.messages import Broadcast, Memory
 from fedlesam.core.slots import AffineStep, Algorithm, Correction
 from fedlesam.core.step import ClientRound, settle
 from fedlesam.core.vectors import is_number
-from fedlesam.engines._numbers import numbers_of, with_numbers, without_numbers
+from fedlesam.engines._numbers import with_numbers, without_numbers
 from fedlesam.engines._replay import Replay
 from fedlesam.engines._trees import Tree, column_trees, dims_of, map_tree, stack_trees, take_rows
 
@@ -31,6 +31,8 @@ class Run(NamedTuple):
     algorithm: Algorithm
     local: LocalTraining
     broadcast: Broadcast
+    numbers: dict[str, dict[str, float]]
+    """The method's, by whose they are."""
 
     @property
     def lr(self) -> float:
@@ -95,7 +97,7 @@ class Rows:
     @property
     def width(self) -> int:
         """The number of rows, those that only fill up included."""
-        return len(self.own["u"])
+        return int(self.own["u"].shape[0])
 
     def first(self, count: int) -> "Rows":
         """The first rows, the same memory."""
@@ -220,10 +222,10 @@ def _apart(runs: Sequence[Run], width: int) -> Tree:
     numbers: dict[int, dict[str, Any]] = {}
     for run in runs:
         if id(run) not in numbers:
-            numbers[id(run)] = {"numbers": numbers_of(run.algorithm, run.local), "lr": run.lr}
+            numbers[id(run)] = {"numbers": run.numbers, "lr": run.lr}
     every, weights = [*runs, *[runs[0]] * (width - len(runs))], runs[0].broadcast.weights
     rows = stack_trees(
-        [{"anchor": b.weights, "perturbation": b.perturbation, "correction": b.correction} for _, _, b in every]
+        [{"anchor": b.weights, "perturbation": b.perturbation, "correction": b.correction} for _, _, b, _ in every]
     )
     return {**rows, **column_trees([numbers[id(run)] for run in every], weights), "zero": weights.new_zeros(())}
 

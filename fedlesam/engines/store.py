@@ -144,7 +144,7 @@ class Store(Mapping[int, Memory]):
             self._drop(client)
             if memory is not None:
                 self._keep(client, memory)
-                if any(tensor is anchor for tensor in memory.tensors()):
+                if memory and any(tensor is anchor for tensor in memory.tensors()):
                     self.anchors[round] = anchor
             self.rounds.pop(client, None)
             self.rounds[client] = round
