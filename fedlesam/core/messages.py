@@ -75,8 +75,6 @@ class Memory:
         Args:
             device: of the model.
         """
-        if all(tensor.device == device for tensor in self.tensors()):
-            return self
         slots = ({n: t.to(device) for n, t in slot.items()} for slot in (self.perturbation, self.correction))
         return Memory(*slots)
 

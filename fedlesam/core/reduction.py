@@ -83,19 +83,20 @@ class Reduction:
         Args:
             answers: the results; their vectors have the same names.
         """
-        named = {"update": [answer.result.update for answer in answers]}
-        named |= {f"perturbation/{name}": [a.perturbation[name] for a in answers] for name in answers[0].perturbation}
-        named |= {f"correction/{name}": [a.correction[name] for a in answers] for name in answers[0].correction}
+        named = {"update": rows_of([answer.result.update for answer in answers])}
+        for slot in ("perturbation", "correction"):
+            for name in getattr(answers[0], slot):
+                named[f"{slot}/{name}"] = rows_of([getattr(answer, slot)[name] for answer in answers])
         wrong, largest = self._refusals(answers, named)
         good = [i for i, why in enumerate(wrong) if not why]
         weights = [answers[i].examples if self.by_examples else 1 for i in good]
         squares: list[float] = []
-        for name, vectors in named.items() if good else ():
-            total = self.sums[name] = self.sum_of(name, vectors[0])
+        for name, rows in named.items() if good else ():
+            total = self.sums[name] = self.sum_of(name, rows[0])
             if len(good) == 1:
-                found = total.add(vectors[good[0]], weights[0])[None]
+                found = total.add(rows[good[0]], weights[0])[None]
             else:
-                found = total.add_rows(rows_of([vectors[i] for i in good]), weights, largest)
+                found = total.add_rows(rows if len(good) == len(answers) else rows[good], weights, largest)
             squares = found.tolist() if name == "update" else squares
         for i, weight, square in zip(good, weights, squares, strict=True):
             one, result = answers[i], answers[i].result
@@ -111,9 +112,7 @@ class Reduction:
         """
         return self.sums.get(name) or ExactSum(like, wide=self.by_examples)
 
-    def _refusals(
-        self, answers: Sequence[ClientResult], named: Mapping[str, Sequence[Tensor]]
-    ) -> tuple[list[str], float]:
+    def _refusals(self, answers: Sequence[ClientResult], named: Mapping[str, Tensor]) -> tuple[list[str], float]:
         """Why each result cannot be added, empty where it can, and the largest entry of all that can.
 
         The device is read once for all of them.
@@ -122,10 +121,10 @@ class Reduction:
             why = f"the clients asked have {self.asked} examples, at most {MOST} can be weighted"
             return [why] * len(answers), RANGE
         if len(answers) == 1:
-            ends = [torch.stack(vector.aminmax())[:, None] for [vector] in named.values()]
+            ends = [torch.stack(rows[0].aminmax())[:, None] for rows in named.values()]
         else:
-            rows = (rows_of(vectors).reshape(len(answers), -1) for vectors in named.values())
-            ends = [torch.stack((each.amin(1), each.amax(1))) for each in rows]  # aminmax takes ten times as long
+            each = (rows.reshape(len(answers), -1) for rows in named.values())
+            ends = [torch.stack((rows.amin(1), rows.amax(1))) for rows in each]  # aminmax takes ten times as long
         peaks = torch.stack(ends).abs().amax(1).T.tolist()
         limit, simple = self._limit, self.max_norm is None and not any(answer.buffers for answer in answers)
         if simple and all(peak < limit for own in peaks for peak in own):

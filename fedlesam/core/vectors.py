@@ -100,6 +100,8 @@ def rows_of(vectors: Sequence[Tensor]) -> Tensor:
     Args:
         vectors: Of one size.
     """
+    if len(vectors) == 1:
+        return vectors[0][None]
     whole = vectors[0]._base
     if whole is not None and whole.ndim == 2 and whole.shape[0] == len(vectors) and whole.is_contiguous():
         places = [vector.data_ptr() for vector in vectors]

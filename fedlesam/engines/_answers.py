@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from fedlesam.core.messages import Broadcast, Memory
-from fedlesam.core.slots import LocalResult
+from fedlesam.core.slots import LocalResult, State
 from fedlesam.core.state import flatten, unflatten
 from fedlesam.core.step import finish
 from fedlesam.engines._replay import Replay
@@ -45,24 +45,27 @@ def finish_rows(rows: Rows, steps: Sequence[int], replay: Replay) -> list[Answer
         found, links = _finished(rows, own, group, [steps[i] for i in group.rows], replay)
         finite = found["update"].sum(1).isfinite().tolist()  # as good as each entry, and a fortieth of the time
         sources = unflatten({name: link for name, link in links.items() if name != "update"}, *KEPT, *SENT)
-        slots = [
-            {name: _column(source, found, rows, group, slot in KEPT) for name, source in sources[slot].items()}
-            for slot in (*KEPT, *SENT)
-        ]
-        updates = found[links["update"]].unbind()
-        for row, i in enumerate(group.places):
-            e_kept, c_kept, e, c = ({name: column[row] for name, column in slot.items()} for slot in slots)
-            result = LocalResult(updates[row], steps[i], _mean_lr(rates, rows.runs[i], steps[i]))
-            answers[i] = Answer(result, Memory(e_kept, c_kept), e, c, finite[row])
+        slots = (_states(sources[slot], found, rows, group, slot in KEPT) for slot in (*KEPT, *SENT))
+        each = zip(group.places, found[links["update"]].unbind(), finite, *slots, strict=False)
+        for i, update, sound, e_kept, c_kept, e, c in each:
+            result = LocalResult(update, steps[i], _mean_lr(rates, rows.runs[i], steps[i]))
+            answers[i] = Answer(result, Memory(e_kept, c_kept), e, c, sound)
     return [answer for answer in answers if answer is not None]
 
 
-def _column(source: str, found: Tree, rows: Rows, group: Group, alone: bool) -> Sequence[Tensor]:
-    """A vector per client; `alone`: each in memory of its own."""
-    if source in found:
-        each: Sequence[Tensor] = torch.ops.aten.unbind_copy(found[source]) if alone else found[source].unbind()
-        return each
-    return [_source(source, rows, i) for i in group.places]
+def _states(sources: dict[str, str], found: Tree, rows: Rows, group: Group, alone: bool) -> list[State]:
+    """A slot's vectors by name, for each client; `alone`: each in memory of its own."""
+    columns: list[Sequence[Tensor]] = []
+    for source in sources.values():
+        if source not in found:
+            columns.append([_source(source, rows, i) for i in group.places])
+        elif alone:
+            columns.append(torch.ops.aten.unbind_copy(found[source]))
+        else:
+            columns.append(found[source].unbind())
+    if not columns:
+        return [{} for _ in group.places]
+    return [dict(zip(sources, own, strict=True)) for own in zip(*columns, strict=False)]
 
 
 def _mean_lr(known: dict[tuple[int, int], float], run: Run, steps: int) -> float:

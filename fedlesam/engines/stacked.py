@@ -87,7 +87,7 @@ class StackedEngine(SerialEngine):
         if self._numbered is None or self._numbered[0] is not algorithm:
             self._numbered = algorithm, numbers_of(algorithm, self.local)
         run = Run(algorithm, self.local, broadcast, self._numbered[1])
-        entries, alone = [], []
+        entries, alone, on_host = [], [], self.model.device.type == "cpu"
         for client in share:
             self.training = client
             try:
@@ -97,7 +97,7 @@ class StackedEngine(SerialEngine):
                     raise
                 alone.append(client)  # the plain loop says why
             else:
-                entries.append(Entry(member, run, memory.to(self.model.device)))
+                entries.append(Entry(member, run, memory if on_host else memory.to(self.model.device)))
         stacks = self._alone(entries, before_step) if self.stack is None else self._shared(run, entries, before_step)
         for results in stacks:
             answered = {result.client for result in results}
