@@ -17,6 +17,8 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 LARGE = 128 << 20
 """Bytes; a larger block is still returned to the system when it is freed. Vectors of ResNet-18 are smaller."""
 NEVER = (1 << 31) - 1
+_chosen: set[int] = set()
+"""Numbers of threads that were set: the first time MKL's own choice of threads ends with it."""
 HUGE_PAGES = "THP_MEM_ALLOC_ENABLE"
 """PyTorch's: whether tensors of 2 MB and more are in transparent huge pages, where Linux has them."""
 
@@ -39,8 +41,9 @@ def compute_context(
         torch.set_float32_matmul_precision("high")
     before = torch.get_num_threads()
     other = threads is not None and threads != before
-    if threads is not None and other:
+    if threads is not None and (other or not _chosen):
         torch.set_num_threads(threads)
+        _chosen.add(threads)
     try:
         with seeds.preserve_rng(device) if generators else contextlib.nullcontext():
             yield

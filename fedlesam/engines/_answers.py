@@ -11,7 +11,7 @@ from fedlesam.core.messages import Broadcast, Memory
 from fedlesam.core.slots import LocalResult, State
 from fedlesam.core.state import flatten, unflatten
 from fedlesam.core.step import finish
-from fedlesam.engines._replay import Replay
+from fedlesam.engines._replay import Replay, has_our_rules
 from fedlesam.engines._rows import Group, Rows, Run, round_of
 from fedlesam.engines._trees import Tree, dims_of, take_rows
 
@@ -104,7 +104,8 @@ def _finished(rows: Rows, own: Tree, group: Group, steps: list[int], replay: Rep
 
     taken = {"steps": torch.tensor(steps, dtype=own["u"].dtype, device=own["u"].device)}
     shared = take_rows(rows.shared, group.rows)
-    return replay(("finish", rows.fixed, same), every, shared, own, group.memory, taken)
+    ours = has_our_rules(rows.fixed.algorithm)
+    return replay(("finish", rows.fixed, same), ours, every, shared, own, group.memory, taken)
 
 
 def _source(name: str, rows: Rows, i: int) -> Tensor:

@@ -15,11 +15,10 @@ from fedlesam.core.buffers import same_bits
 from fedlesam.core.flat_model import FlatModel
 from fedlesam.core.lesson import Lesson, logits
 from fedlesam.core.module_check import check_learns
-from fedlesam.core.slots import Algorithm
 from fedlesam.core.step import look, move
-from fedlesam.core.task import Supervised, Task
-from fedlesam.engines._replay import Replay, form_of
-from fedlesam.engines._rows import Bound, Rows, round_of
+from fedlesam.core.task import Task
+from fedlesam.engines._replay import Replay, form_of, has_known_operations, settings_of, tree_form
+from fedlesam.engines._rows import Bound, Program, Rows, round_of
 from fedlesam.engines._trees import Tree, dims_of, leaves, map_tree
 
 log = logging.getLogger("fedlesam")
@@ -30,10 +29,8 @@ CONSTANT = ("bias", "e", "gain", "pull", "steps")
 CHUNK = 4096
 """Numbers that inductor adds up in registers; a longer sum takes it four times as long."""
 
-FROM, MOST = 100, 8
-"""Uncompiled steps after which one is recorded, which takes as long as some two hundred; programs that are kept."""
-
-Program = Callable[..., Sequence[Tensor]]
+FROM, MOST, NEVER = 100, 8, 1 << 60
+"""Uncompiled steps of one form after which it is recorded, which takes as long as two hundred; forms that are kept."""
 
 
 class NotStackable(ValueError):
@@ -57,9 +54,8 @@ class MappedStep:
         self.replay = Replay()
         self._numbers: list[Tensor] = []
         """Of the steps, as tensors."""
-        self._programs: list[tuple[Any, Program]] = []
-        self._made_plain = 0
-        """Steps that were made as they are."""
+        self._programs: list[Program] = []
+        """Those used last are at the end."""
 
     def __call__(self, rows: Rows, batch: Batch, number: int, noise: Tensor | None) -> Tensor:
         """Make the step, and return the losses of the clients on their batches.
@@ -85,15 +81,21 @@ class MappedStep:
             raise NotStackable(f"{what}; use the plain engine") from error
 
     def _made(self, rows: Rows, given: tuple[Any, ...]) -> Tensor:
-        if self.compile or self._recorded(rows):
-            return self._run(rows, given)
-        self._made_plain += 1
-        return self._step(rows, rows.in_steps, rows.own, *given)
-
-    def _recorded(self, rows: Rows) -> bool:
-        """Whether these rows are worth recording, and can be. Those of clients that are still at work are not."""
-        worth = self._made_plain >= FROM and len(self._programs) < MOST and bool(rows.groups)
-        return rows.bound is not None or (worth and has_known_operations(self.model, self.task, rows.fixed.algorithm))
+        if not self.compile and not rows.groups:  # a part of the rows, whose number changes from step to step
+            return self._step(rows, rows.in_steps, rows.own, *given)
+        batch = tree.leaves(given)
+        shapes = [tensor.shape for tensor in batch]
+        if rows.bound is None or rows.bound.shapes != shapes:
+            rows.bound = self._bound(rows, given, shapes)
+        bound = rows.bound
+        if bound.program.run is None and not self._prepare(bound.program, rows, given):
+            bound.program.uses += 1
+            return self._step(rows, rows.in_steps, rows.own, *given)
+        assert bound.program.run is not None
+        losses, *changed = bound.program.run(*bound.tensors, *batch)
+        for (into, name, place), tensor in zip(bound.changes, changed, strict=True):
+            into[name] = bound.tensors[place] = tensor
+        return losses
 
     def _check_apart(self, rows: Rows, given: tuple[Any, ...]) -> None:
         """A client's bits must not depend on its place or its neighbours: the same rows in three orders."""
@@ -111,28 +113,9 @@ class MappedStep:
                     "stacked; remove --stack-runs"
                 )
 
-    def _run(self, rows: Rows, given: tuple[Any, ...]) -> Tensor:
-        batch = tree.leaves(given)
-        shapes = [tensor.shape for tensor in batch]
-        try:
-            if rows.bound is None or rows.bound.shapes != shapes:
-                rows.bound = self._bound(rows, given, shapes)
-            bound = rows.bound
-            losses, *changed = bound.program(*bound.tensors, *batch)
-        except Exception as error:
-            if not type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
-                raise
-            log.warning("the step cannot be compiled here, it runs uncompiled: %s", str(error).splitlines()[0])
-            self.compile = False
-            return self._step(rows, rows.in_steps, rows.own, *given)
-        for (into, name, place), tensor in zip(bound.changes, changed, strict=True):
-            into[name] = bound.tensors[place] = tensor
-        return losses
-
     def _bound(self, rows: Rows, given: tuple[Any, ...], shapes: list[torch.Size]) -> Bound:
         """The program of these rows, with its tensors. A recorded one changes them in place."""
-        scratch = rows.scratch if self.compile else ()
-        own = {name: value for name, value in rows.own.items() if name not in scratch}
+        own = self._given_rows(rows)
         tensors = leaves(rows.in_steps)
         changes: list[tuple[Tree, str, int]] = []
         for slot, value in own.items():
@@ -141,24 +124,46 @@ class MappedStep:
                 if self.compile and slot not in CONSTANT:
                     changes.append((into, name, len(tensors)))
                 tensors.append(into[name])
-        return Bound(shapes, self._program(rows, rows.in_steps, own, given), tensors, changes)
+        forms = [tree_form(rows.in_steps), tree_form(own), [form_of(t) for t in tree.leaves(given)]]
+        key = self.compile, forms, rows.fixed, None if self.compile else settings_of(self.model)
+        program = next((program for program in self._programs if program.key == key), None)
+        program = Program(key) if program is None else program
+        others = [other for other in self._programs if other is not program]
+        self._programs = [*(others if self.compile else others[-MOST + 1 :]), program]
+        return Bound(shapes, program, tensors, changes)
 
-    def _program(self, rows: Rows, shared: Tree, own: Tree, given: tuple[Any, ...]) -> Program:
-        """The program for tensors of these shapes, made if there is none."""
-        tensors = [*leaves(shared), *leaves(own), *tree.leaves(given)]
-        key = (rows.fixed, [form_of(t) for t in tensors])
-        program = next((program for known, program in self._programs if known == key), None)
-        if program is None:
-            program = self._trace(rows, shared, own, given, tensors)
-            self._programs.append((key, program))
-        return program
+    def _given_rows(self, rows: Rows) -> Tree:
+        """The rows that a program takes: a compiled one makes what it overwrites itself."""
+        scratch = rows.scratch if self.compile else ()
+        return {name: value for name, value in rows.own.items() if name not in scratch}
 
-    def _trace(self, rows: Rows, shared: Tree, own: Tree, given: tuple[Any, ...], tensors: Sequence[Tensor]) -> Program:
+    def _prepare(self, program: Program, rows: Rows, given: tuple[Any, ...]) -> bool:
+        """Compile the step, or record it where it is worth it; False if it is to be made as it is."""
+        if not self.compile:
+            if program.uses < FROM or not has_known_operations(self.model, self.task, rows.fixed.algorithm):
+                return False
+            try:
+                program.run = self._trace(rows, given)
+            except Exception:  # a map takes what a recording does not, such as a number that is read
+                program.uses = -NEVER
+            return program.run is not None
+        try:
+            program.run = self._trace(rows, given)
+        except Exception as error:
+            if not type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
+                raise
+            log.warning("the step cannot be compiled here, it runs uncompiled: %s", str(error).splitlines()[0])
+            self.compile, rows.bound = False, None
+        return program.run is not None
+
+    def _trace(self, rows: Rows, given: tuple[Any, ...]) -> Callable[..., Sequence[Tensor]]:
         """The step as a function of tensors. Compiled, it changes none; it returns the losses and the changed rows.
 
         It goes to the compiler's back end as it is: nothing is left for dynamo, whose checks at every call take longer
         than the step of few clients, and which gives up after eight programs.
         """
+        shared, own = rows.in_steps, self._given_rows(rows)
+        tensors = [*leaves(shared), *leaves(own), *tree.leaves(given)]
 
         def step(*tensors: Tensor) -> tuple[Tensor, ...]:
             left = iter(tensors)
@@ -172,12 +177,12 @@ class MappedStep:
         if not self.compile:
             fixed = len(leaves(shared))
             copies = [*tensors[:fixed], *(tensor.clone() for tensor in tensors[fixed:])]
-            recorded: Program = make_fx(step)(*copies).forward
+            recorded: Callable[..., Sequence[Tensor]] = make_fx(step)(*copies).forward
             return recorded
         from torch import _inductor  # as long to import as PyTorch itself
 
         norms = {torch.ops.aten.linalg_vector_norm.default: _norm}
-        traced: Program = _inductor.compile(make_fx(step, norms)(*tensors), list(tensors))
+        traced: Callable[..., Sequence[Tensor]] = _inductor.compile(make_fx(step, norms)(*tensors), list(tensors))
         return traced
 
     def _step(
@@ -214,18 +219,6 @@ class MappedStep:
             return check_learns(found.loss), found.loss
         taught = logits(self.model.step_at(lesson.teacher, self.task, batch)).detach()
         return check_learns(lesson.objective(found, taught)), found.loss
-
-
-def has_known_operations(model: FlatModel, task: Task, algorithm: Algorithm) -> bool:
-    """Whether a step is made of the same operations each time: module, loss and rules are PyTorch's or ours."""
-    loss = task.loss
-    if not isinstance(loss, Supervised) or loss.inputs or loss.outputs or loss.targets:
-        return False
-    modules = [*model.module.modules()]
-    if any(module._forward_hooks or module._forward_pre_hooks for module in modules):
-        return False
-    parts = (*map(type, modules), type(algorithm.perturbation), type(algorithm.correction), loss.compare)
-    return all(str(part.__module__).startswith(("torch.", "fedlesam.")) for part in parts)
 
 
 def _norm(

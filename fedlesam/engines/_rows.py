@@ -21,7 +21,7 @@ from fedlesam.core.slots import AffineStep, Algorithm, Correction
 from fedlesam.core.step import ClientRound, settle
 from fedlesam.core.vectors import is_number
 from fedlesam.engines._numbers import with_numbers, without_numbers
-from fedlesam.engines._replay import Replay
+from fedlesam.engines._replay import Replay, has_our_rules
 from fedlesam.engines._trees import Tree, column_trees, dims_of, map_tree, stack_trees, take_rows
 
 
@@ -49,13 +49,23 @@ class Fixed(NamedTuple):
     """Where gain and pull are the same numbers for all clients."""
 
 
+@dataclass(eq=False)
+class Program:
+    """The step of one method for tensors of one form."""
+
+    key: object
+    run: Callable[..., Sequence[Tensor]] | None = None
+    """Returns the losses and the rows that the step changed; None: it is not made."""
+    uses: int = 0
+    """How often the step was made without it."""
+
+
 class Bound(NamedTuple):
-    """A compiled step with the tensors that it is called with."""
+    """A program with the tensors that it is called with."""
 
     shapes: Sequence[torch.Size]
     """Of the batches that it is for."""
-    program: Callable[..., Sequence[Tensor]]
-    """Returns the losses and the rows that the step changed."""
+    program: Program
     tensors: list[Tensor]
     """What it takes beside a batch; what it changed is put back here."""
     changes: list[tuple[Tree, str, int]]
@@ -92,7 +102,7 @@ class Rows:
     """Tensors with a row per client; `client_state` is a dict of them, empty where the steps do not use it."""
     groups: list[Group]
     bound: Bound | None = None
-    """The compiled step of these rows."""
+    """The program of their steps."""
 
     @property
     def width(self) -> int:
@@ -256,7 +266,8 @@ def _settled(method: tuple[Algorithm, LocalTraining], shared: Tree, group: Group
 
         return vmap(one, (dims_of(shared), 0), randomness="error")(shared, memory), numbers
 
-    found, numbers = replay(("settle", method), every, take_rows(shared, group.rows), group.memory)
+    ours = has_our_rules(method[0])
+    found, numbers = replay(("settle", method), ours, every, take_rows(shared, group.rows), group.memory)
     return {**found, **{name: value for name, value in numbers.items() if value is not None}}
 
 

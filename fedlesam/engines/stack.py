@@ -137,15 +137,18 @@ class Stack:
             for entry in request.entries:
                 found[entry.member.kind].waiting.append((number, entry))
 
-        checks = itertools.cycle({request.before_step for request in requests})
+        checks = list(dict.fromkeys(request.before_step for request in requests))
+        turn = itertools.cycle(checks)
 
         def before_step() -> None:
-            next(checks)()  # a signal stops all of them, so one at a time is enough
+            next(turn)()  # all of them are called before every stack, and a signal stops them all
 
         try:
             for method in self._methods:
                 waiting = sorted(method.waiting, key=lambda pair: -pair[1].steps)
                 for start in range(0, len(waiting), self.width):
+                    for check in checks:
+                        check()
                     self._train_some(method, waiting[start : start + self.width], answers, before_step)
         finally:
             for method in self._methods:
