@@ -25,6 +25,7 @@ from measure import machine
 from torch import nn
 
 import fedlesam as fl
+from fedlesam.core.computing import keep_freed_memory
 from fedlesam.core.messages import ClientResult, Memory
 from fedlesam.core.reduction import Reduction
 from fedlesam.core.slots import LocalResult
@@ -69,6 +70,7 @@ def seconds(do: Callable[[], object]) -> float:
 def copies(weights: int, turns: int) -> dict[str, list[float]]:
     """Processor time in copies of an update, turn by turn; both places of the copy are written before."""
     torch.set_num_threads(1)
+    keep_freed_memory()
     update, place = torch.randn(weights), torch.zeros(weights)
     found: dict[str, list[float]] = defaultdict(list)
     for by_examples in (False, True):

@@ -83,6 +83,7 @@ def main(command: click.Command = cli) -> None:
     Args:
         command: What is run with the arguments of this process.
     """
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # PyTorch's: large tensors in huge pages
     try:
         sys.exit(command.main(standalone_mode=False) or 0)
     except click.ClickException as error:

@@ -17,6 +17,10 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 LARGE = 128 << 20
 """Bytes; a larger block is still returned to the system when it is freed. Vectors of ResNet-18 are smaller."""
 NEVER = (1 << 31) - 1
+_chosen: set[int] = set()
+"""Numbers of threads that were set: the first time MKL's own choice of threads ends with it."""
+HUGE_PAGES = "THP_MEM_ALLOC_ENABLE"
+"""PyTorch's: whether tensors of 2 MB and more are in transparent huge pages, where Linux has them."""
 
 
 @contextlib.contextmanager
@@ -36,14 +40,17 @@ def compute_context(
     if precision == "tf32":
         torch.set_float32_matmul_precision("high")
     before = torch.get_num_threads()
-    if threads is not None:
+    other = threads is not None and threads != before
+    if threads is not None and (other or not _chosen):
         torch.set_num_threads(threads)
+        _chosen.add(threads)
     try:
         with seeds.preserve_rng(device) if generators else contextlib.nullcontext():
             yield
     finally:
-        torch.set_float32_matmul_precision(products)
-        if threads is not None:
+        if precision == "tf32":
+            torch.set_float32_matmul_precision(products)
+        if other:
             torch.set_num_threads(before)
 
 
@@ -53,7 +60,11 @@ def keep_freed_memory() -> None:
 
     That costs a tenth to a fifth of a step (docs/benchmarks.md). In exchange a process keeps its peak memory until it
     ends. Nothing is changed if the user has set malloc's thresholds, or without glibc.
+
+    Larger blocks are asked for in huge pages, which are faulted in five times as fast; PyTorch looks at this setting
+    when it makes its first large tensor.
     """
+    os.environ.setdefault(HUGE_PAGES, "1")
     chosen = {"MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES"} & os.environ.keys()
     if platform.libc_ver()[0] == "glibc" and not chosen:
         libc = ctypes.CDLL(None)

@@ -48,11 +48,11 @@ class ExactSum:
             weight: an integer.
         """
         square = torch.zeros((), dtype=torch.float64, device=x.device)
-        halves = (torch.split(half, CHUNK) for half in self._halves())
-        for *into, part in zip(*halves, torch.split(x.reshape(-1), CHUNK), strict=True):
-            precise = part.double()
+        halves = (_pieces(half, CHUNK) for half in self._halves())
+        for *into, part in zip(*halves, _pieces(x.reshape(-1), CHUNK), strict=True):
+            precise = part.to(torch.float64, copy=True)
             square += torch.dot(precise, precise)
-            fixed = torch.mul(precise, SCALE).round_().to(torch.int64)
+            fixed = precise.mul_(SCALE).round_().to(torch.int64)
             if self.wide:
                 into[1].add_(fixed & (MOST - 1), alpha=weight)
                 fixed >>= LOW
@@ -67,16 +67,15 @@ class ExactSum:
             weights: an integer each.
             largest: no entry is larger.
         """
-        squares = torch.zeros(len(rows), dtype=torch.float64, device=rows.device)
+        count = len(weights)
+        squares = torch.zeros(count, dtype=torch.float64, device=rows.device)
         factors = None if set(weights) == {1} else torch.tensor(weights, device=rows.device)[:, None]
-        width, rows = max(1, CHUNK // len(rows)), rows.reshape(len(rows), -1)
-        small = factors is None and not self.wide and len(rows) * largest * SCALE < WHOLE
-        for *into, part in zip(
-            *(torch.split(half, width) for half in self._halves()), torch.split(rows, width, dim=1), strict=True
-        ):
-            precise = part.double()
+        width, rows = max(1, CHUNK // count), rows.reshape(count, -1)
+        small = factors is None and not self.wide and count * largest * SCALE < WHOLE
+        for *into, part in zip(*(_pieces(half, width) for half in self._halves()), _pieces(rows, width), strict=True):
+            precise = part.to(torch.float64, copy=True)
             squares += torch.linalg.vecdot(precise, precise)
-            fixed = torch.mul(precise, SCALE).round_()
+            fixed = precise.mul_(SCALE).round_()
             if small:
                 into[0].add_(fixed.sum(0).to(torch.int64))
                 continue
@@ -96,7 +95,7 @@ class ExactSum:
         halves = self._halves()
         out = torch.empty(halves[0].shape, dtype=dtype, device=self.total.device)
         place = torch.empty(min(CHUNK, len(out)), dtype=torch.float64, device=out.device)
-        for into, *parts in zip(torch.split(out, CHUNK), *(torch.split(half, CHUNK) for half in halves), strict=True):
+        for into, *parts in zip(_pieces(out, CHUNK), *(_pieces(half, CHUNK) for half in halves), strict=True):
             into.copy_(_as_float(parts, place[: len(into)]).div_(SCALE * weight))
         return out.reshape(self.shape)
 
@@ -109,13 +108,18 @@ class ExactSum:
             anchor: a vector.
         """
         total = torch.zeros((), dtype=torch.float64, device=landed.device)
-        halves = (torch.split(half, CHUNK) for half in self._halves())
-        ends = (torch.split(end, CHUNK) for end in (landed, anchor))
+        halves = (_pieces(half, CHUNK) for half in self._halves())
+        ends = (_pieces(end, CHUNK) for end in (landed, anchor))
         for after, before, *parts in zip(*ends, *halves, strict=True):
             precise = (after - before).double()
             mean = _as_float(parts, torch.empty_like(precise)).div_(SCALE * weight)
             total += torch.dot(mean.mul_(2).sub_(precise), precise)
         return float(total)
+
+
+def _pieces(x: Tensor, width: int) -> tuple[Tensor, ...]:
+    """Parts of its last dimension; `split` is slow where there is only one."""
+    return (x,) if x.shape[-1] <= width else torch.split(x, width, dim=-1)
 
 
 def _as_float(parts: Sequence[Tensor], out: Tensor) -> Tensor:

@@ -28,7 +28,7 @@ class Broadcast:
     @property
     def nbytes(self) -> int:
         """The bytes of its tensors."""
-        return size_in_bytes(self.flatten())
+        return self.weights.nbytes + size_in_bytes(self.buffers, self.perturbation, self.correction)
 
     def flatten(self) -> State:
         """Its tensors as one flat dict."""
@@ -81,10 +81,14 @@ class Memory:
     def __bool__(self) -> bool:
         return bool(self.perturbation or self.correction)
 
+    def tensors(self) -> list[Tensor]:
+        """Its tensors, without names."""
+        return [*self.perturbation.values(), *self.correction.values()]
+
     @property
     def nbytes(self) -> int:
         """The bytes of its tensors."""
-        return size_in_bytes(self.flatten())
+        return size_in_bytes(self.perturbation, self.correction)
 
 
 @dataclass(frozen=True)
@@ -111,7 +115,7 @@ class ClientResult:
     @property
     def nbytes(self) -> int:
         """The bytes that are uploaded; the memory stays with the client."""
-        return size_in_bytes(self.flatten())
+        return self.result.update.nbytes + size_in_bytes(self.buffers, self.perturbation, self.correction)
 
     def flatten(self) -> State:
         """The tensors that are uploaded, as one flat dict."""

@@ -16,7 +16,7 @@ from fedlesam.core.checks import NotFinite
 from fedlesam.core.exact_sum import MOST, RANGE, ExactSum
 from fedlesam.core.messages import ClientResult
 from fedlesam.core.slots import State
-from fedlesam.core.state import flatten, unflatten
+from fedlesam.core.state import unflatten
 from fedlesam.core.vectors import rows_of
 
 
@@ -83,17 +83,20 @@ class Reduction:
         Args:
             answers: the results; their vectors have the same names.
         """
-        named = [flatten(update=a.result.update, perturbation=a.perturbation, correction=a.correction) for a in answers]
+        named = {"update": rows_of([answer.result.update for answer in answers])}
+        for slot in ("perturbation", "correction"):
+            for name in getattr(answers[0], slot):
+                named[f"{slot}/{name}"] = rows_of([getattr(answer, slot)[name] for answer in answers])
         wrong, largest = self._refusals(answers, named)
         good = [i for i, why in enumerate(wrong) if not why]
         weights = [answers[i].examples if self.by_examples else 1 for i in good]
         squares: list[float] = []
-        for name in named[0] if good else ():
-            total = self.sums[name] = self.sum_of(name, named[0][name])
+        for name, rows in named.items() if good else ():
+            total = self.sums[name] = self.sum_of(name, rows[0])
             if len(good) == 1:
-                found = total.add(named[good[0]][name], weights[0])[None]
+                found = total.add(rows[good[0]], weights[0])[None]
             else:
-                found = total.add_rows(rows_of([named[i][name] for i in good]), weights, largest)
+                found = total.add_rows(rows if len(good) == len(answers) else rows[good], weights, largest)
             squares = found.tolist() if name == "update" else squares
         for i, weight, square in zip(good, weights, squares, strict=True):
             one, result = answers[i], answers[i].result
@@ -109,9 +112,7 @@ class Reduction:
         """
         return self.sums.get(name) or ExactSum(like, wide=self.by_examples)
 
-    def _refusals(
-        self, answers: Sequence[ClientResult], named: Sequence[Mapping[str, Tensor]]
-    ) -> tuple[list[str], float]:
+    def _refusals(self, answers: Sequence[ClientResult], named: Mapping[str, Tensor]) -> tuple[list[str], float]:
         """Why each result cannot be added, empty where it can, and the largest entry of all that can.
 
         The device is read once for all of them.
@@ -119,17 +120,25 @@ class Reduction:
         if self.by_examples and self.asked > MOST:
             why = f"the clients asked have {self.asked} examples, at most {MOST} can be weighted"
             return [why] * len(answers), RANGE
-        if len(named) == 1:
-            ends = [torch.stack(vector.aminmax())[:, None] for vector in named[0].values()]
+        if len(answers) == 1:
+            ends = [torch.stack(rows[0].aminmax())[:, None] for rows in named.values()]
         else:
-            rows = (rows_of([v[name] for v in named]).reshape(len(named), -1) for name in named[0])
-            ends = [torch.stack((each.amin(1), each.amax(1))) for each in rows]  # aminmax takes ten times as long
+            each = (rows.reshape(len(answers), -1) for rows in named.values())
+            ends = [torch.stack((rows.amin(1), rows.amax(1))) for rows in each]  # aminmax takes ten times as long
         peaks = torch.stack(ends).abs().amax(1).T.tolist()
-        found = [self._refusal(a, dict(zip(named[0], own, strict=True))) for a, own in zip(answers, peaks, strict=True)]
+        limit, simple = self._limit, self.max_norm is None and not any(answer.buffers for answer in answers)
+        if simple and all(peak < limit for own in peaks for peak in own):
+            return [""] * len(answers), max(map(max, peaks))
+        found = [self._refusal(a, dict(zip(named, own, strict=True))) for a, own in zip(answers, peaks, strict=True)]
         return found, max((max(own) for own, why in zip(peaks, found, strict=True) if not why), default=RANGE)
 
+    @property
+    def _limit(self) -> float:
+        """What the entries of a vector must be below."""
+        return RANGE if self.by_examples else RANGE / self.asked
+
     def _refusal(self, answer: ClientResult, peaks: Mapping[str, float]) -> str:
-        largest = RANGE if self.by_examples else RANGE / self.asked
+        largest = self._limit
         for name, peak in peaks.items():
             if not math.isfinite(peak):
                 return f"{name} is not finite"

@@ -49,7 +49,7 @@ class ServerState:
             algorithm: The method, whose server rule may shift the start.
         """
         start = algorithm.server.at(self.round).start(self.server, self.weights)
-        return dataclasses.replace(self.broadcast(), weights=start)
+        return Broadcast(self.round, start, self.buffers, self.perturbation, self.correction)
 
     def broadcast(self) -> Broadcast:
         """The global model, to be evaluated, and what the rules broadcast with it."""
@@ -94,9 +94,8 @@ def server_step(
     if algorithm.privacy is not None:
         update = algorithm.privacy.noisy(update, len(reduction.summaries), asked, seed, state.round)
     norm = reduction.norm if algorithm.privacy is None else math.nan  # it has no noise
-    result = RoundResult(state.weights, update, reduction.steps, reduction.lr, share, c, norm)
-    weights, server = algorithm.server.step(state.server, result)
-    result = dataclasses.replace(result, landed=weights)
-    perturbation = algorithm.perturbation.aggregate(state.perturbation, dataclasses.replace(result, uploads=e))
-    correction = algorithm.correction.aggregate(state.correction, result)
+    means = state.weights, update, reduction.steps, reduction.lr, share
+    weights, server = algorithm.server.step(state.server, RoundResult(*means, c, norm))
+    perturbation = algorithm.perturbation.aggregate(state.perturbation, RoundResult(*means, e, norm, weights))
+    correction = algorithm.correction.aggregate(state.correction, RoundResult(*means, c, norm, weights))
     return ServerState(state.round + 1, weights, reduction.mean_buffers(), perturbation, correction, server)

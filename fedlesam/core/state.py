@@ -41,7 +41,11 @@ def flatten(**slots: Tensor | Mapping[str, Tensor]) -> State:
     """
     flat: State = {}
     for slot, value in slots.items():
-        flat |= {slot: value} if isinstance(value, Tensor) else {f"{slot}/{name}": t for name, t in value.items()}
+        if isinstance(value, Tensor):
+            flat[slot] = value
+        else:
+            for name, tensor in value.items():
+                flat[f"{slot}/{name}"] = tensor
     return flat
 
 

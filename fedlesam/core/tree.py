@@ -62,6 +62,8 @@ def leaves(tree: Tree) -> list[Any]:
     Args:
         tree: Dicts, tuples and lists, nested.
     """
+    if isinstance(tree, Tensor):
+        return [tree]
     if isinstance(tree, tuple | list):
         return [leaf for part in tree for leaf in leaves(part)]
     if isinstance(tree, Mapping):

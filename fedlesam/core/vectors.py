@@ -100,9 +100,11 @@ def rows_of(vectors: Sequence[Tensor]) -> Tensor:
     Args:
         vectors: Of one size.
     """
+    if len(vectors) == 1:
+        return vectors[0][None]
     whole = vectors[0]._base
-    if whole is not None and whole.ndim == 2 and len(whole) == len(vectors) and whole.is_contiguous():
+    if whole is not None and whole.ndim == 2 and whole.shape[0] == len(vectors) and whole.is_contiguous():
         places = [vector.data_ptr() for vector in vectors]
-        if places == [whole.data_ptr() + i * whole.stride(0) * whole.element_size() for i in range(len(whole))]:
+        if places == [whole.data_ptr() + i * whole.stride(0) * whole.element_size() for i in range(len(vectors))]:
             return whole
     return torch.stack(list(vectors))

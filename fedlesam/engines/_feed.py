@@ -60,13 +60,13 @@ def orders_of(drawn: Sequence[int], size: int, batch_size: int, steps: int) -> T
     """The places of the samples of each batch as `batch_indices` has them: (seeds, steps, samples); -1 fills up."""
     per_epoch, rng = steps_per_epoch(size, batch_size, join_last=False), torch.Generator()
     epochs = -(-steps // per_epoch)
-    orders = torch.arange(size).expand(len(drawn) * epochs, size)
+    orders = torch.arange(size).repeat(len(drawn) * epochs, 1)
     if per_epoch > 1:
-        orders = torch.empty(orders.shape, dtype=torch.int64)
-        for row, into in enumerate(orders):
-            if row % epochs == 0:
-                rng.manual_seed(drawn[row // epochs])
-            torch.randperm(size, generator=rng, out=into)
+        each = iter(orders.unbind())
+        for seed in drawn:
+            rng.manual_seed(seed)
+            for _ in range(epochs):
+                torch.randperm(size, generator=rng, out=next(each))
     if missing := per_epoch * batch_size - size:
         orders = F.pad(orders, (0, missing), value=-1)
     return orders.reshape(len(drawn), -1, batch_size)[:, :steps]
@@ -98,40 +98,52 @@ class Gathered:
     def __init__(self, members: Sequence[Member], batch_size: int, width: int, fill: bool) -> None:
         self.samples = join(torch.cat, [member.data.tensors for member in members])
         held = leaves(self.samples)
-        starts = torch.tensor([0, *accumulate(member.size for member in members)])
-        drawn = seeds.derive_each("batches", [member.place for member in members])
-        places = torch.full((members[0].steps, width, batch_size), -1)
-        alike: dict[tuple[int, int], list[int]] = defaultdict(list)
-        for row, member in enumerate(members):
-            alike[member.size, member.steps].append(row)
-        for (size, steps), rows in alike.items():
-            orders = orders_of([drawn[row] for row in rows], size, batch_size, steps)
-            orders = torch.where(orders < 0, -1, orders + starts[rows, None, None])
-            places[:steps, rows] = orders.transpose(0, 1)
+        places = _places(members, batch_size, width)
         missing = places < 0
         self.counts = None if fill else (batch_size - missing[:, 0].sum(1)).tolist()
         self.missing = missing.to(held[0].device) if fill and bool(missing.any()) else None
         self.places = places.clamp_(min=0).to(held[0].device)
         largest = max(tensor[0].numel() for tensor in held)
         self.block = max(1, BLOCK // (width * batch_size * largest))
-        self.held: tuple[int, Batch] = -1, None
+        self.held: tuple[int, Sequence[Batch]] = -1, ()
 
     def __call__(self, step: int, rows: int) -> Batch:
         """The batches of the first rows at a step."""
         block, place = divmod(step, self.block)
         if self.held[0] != block:
             self.held = block, self._gathered(slice(block * self.block, (block + 1) * self.block))
-        count = None if self.counts is None else self.counts[step]
-        return tree_map(lambda t: t[place, :rows, :count].contiguous(), self.held[1])
+        batch, count = self.held[1][place], None if self.counts is None else self.counts[step]
+        if count is None and rows == self.places.shape[1]:
+            return batch
+        return tree_map(lambda t: t[:rows, :count].contiguous(), batch)
 
-    def _gathered(self, steps: slice) -> Batch:
+    def _gathered(self, steps: slice) -> list[Batch]:
         chosen = self.places[steps]
         flat = chosen.reshape(-1)
         batch = tree_map(lambda t: t.index_select(0, flat).view(*chosen.shape, *t.shape[1:]), self.samples)
-        if self.missing is None:
-            return batch
-        hole, (x, y) = self.missing[steps], batch
-        return x, y.masked_fill(hole.view(*hole.shape, *[1] * (y.ndim - 3)), IGNORED)
+        if self.missing is not None:
+            hole, (x, y) = self.missing[steps], batch
+            batch = x, y.masked_fill(hole.view(*hole.shape, *[1] * (y.ndim - 3)), IGNORED)
+        each = iter([part for own in zip(*(leaf.unbind() for leaf in leaves(batch)), strict=True) for part in own])
+        return [tree_map(lambda _: next(each), batch) for _ in chosen]
+
+
+def _places(members: Sequence[Member], batch_size: int, width: int) -> Tensor:
+    """The numbers of the samples of each batch among those of all clients: (steps, width, samples); -1 fills up."""
+    starts = torch.tensor([0, *accumulate(member.size for member in members)])
+    drawn = seeds.derive_each("batches", [member.place for member in members])
+    alike: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for row, member in enumerate(members):
+        alike[member.size, member.steps].append(row)
+    if len(alike) == 1 and len(members) == width and members[0].size % batch_size == 0:
+        orders = orders_of(drawn, members[0].size, batch_size, members[0].steps)
+        return orders.add_(starts[:-1, None, None]).transpose(0, 1).contiguous()
+    places = torch.full((members[0].steps, width, batch_size), -1)
+    for (size, steps), rows in alike.items():
+        orders = orders_of([drawn[row] for row in rows], size, batch_size, steps)
+        orders = torch.where(orders < 0, -1, orders + starts[rows, None, None])
+        places[:steps, rows] = orders.transpose(0, 1)
+    return places
 
 
 class Fetched:

@@ -17,7 +17,8 @@ from fedlesam.core.lesson import Lesson, logits
 from fedlesam.core.module_check import check_learns
 from fedlesam.core.step import look, move
 from fedlesam.core.task import Task
-from fedlesam.engines._rows import Rows, round_of
+from fedlesam.engines._replay import Replay, form_of, has_known_operations, settings_of, tree_form
+from fedlesam.engines._rows import Bound, Program, Rows, round_of
 from fedlesam.engines._trees import Tree, dims_of, leaves, map_tree
 
 log = logging.getLogger("fedlesam")
@@ -28,7 +29,8 @@ CONSTANT = ("bias", "e", "gain", "pull", "steps")
 CHUNK = 4096
 """Numbers that inductor adds up in registers; a longer sum takes it four times as long."""
 
-Program = Callable[..., Sequence[Tensor]]
+FROM, MOST, NEVER = 100, 8, 1 << 60
+"""Uncompiled steps of one form after which it is recorded, which takes as long as two hundred; forms that are kept."""
 
 
 class NotStackable(ValueError):
@@ -40,11 +42,20 @@ class MappedStep:
 
     Compiled, the whole step (ascent, gradients, clipping, descent) is one program without a loop over clients. It is
     traced by running it, so a rule may be any Python. Without a compiler it runs as it is, and a warning says so.
+
+    Uncompiled, a step of nobody's own Python is recorded after a while: its operations are then run without the map,
+    which takes longer than they do. They give the same bits.
     """
 
     def __init__(self, model: FlatModel, task: Task, compile: bool, check: bool = False) -> None:
         self.model, self.task, self.compile, self.check = model, task, compile, check
-        self._programs: list[tuple[Any, Program]] = []
+        self.called = False
+        """Whether the module itself was called, which may have changed what it keeps; a program does not call it."""
+        self.replay = Replay()
+        self._numbers: list[Tensor] = []
+        """Of the steps, as tensors."""
+        self._programs: list[Program] = []
+        """Those used last are at the end."""
 
     def __call__(self, rows: Rows, batch: Batch, number: int, noise: Tensor | None) -> Tensor:
         """Make the step, and return the losses of the clients on their batches.
@@ -55,7 +66,9 @@ class MappedStep:
             number: of the step.
             noise: random numbers for a rule that draws.
         """
-        given = (batch, rows.shared["lr"].new_tensor(float(number)), *(() if noise is None else (noise,)))
+        while len(self._numbers) <= number:
+            self._numbers.append(rows.own["u"].new_tensor(float(len(self._numbers))))
+        given = (batch, self._numbers[number], *(() if noise is None else (noise,)))
         try:
             if self.check:
                 self._check_apart(rows, given)
@@ -68,7 +81,21 @@ class MappedStep:
             raise NotStackable(f"{what}; use the plain engine") from error
 
     def _made(self, rows: Rows, given: tuple[Any, ...]) -> Tensor:
-        return self._compiled(rows, given) if self.compile else self._step(rows, rows.in_steps, rows.own, *given)
+        if not self.compile and not rows.groups:  # a part of the rows, whose number changes from step to step
+            return self._step(rows, rows.in_steps, rows.own, *given)
+        batch = tree.leaves(given)
+        shapes = [tensor.shape for tensor in batch]
+        if rows.bound is None or rows.bound.shapes != shapes:
+            rows.bound = self._bound(rows, given, shapes)
+        bound = rows.bound
+        if bound.program.run is None and not self._prepare(bound.program, rows, given):
+            bound.program.uses += 1
+            return self._step(rows, rows.in_steps, rows.own, *given)
+        assert bound.program.run is not None
+        losses, *changed = bound.program.run(*bound.tensors, *batch)
+        for (into, name, place), tensor in zip(bound.changes, changed, strict=True):
+            into[name] = bound.tensors[place] = tensor
+        return losses
 
     def _check_apart(self, rows: Rows, given: tuple[Any, ...]) -> None:
         """A client's bits must not depend on its place or its neighbours: the same rows in three orders."""
@@ -86,50 +113,76 @@ class MappedStep:
                     "stacked; remove --stack-runs"
                 )
 
-    def _compiled(self, rows: Rows, given: tuple[Any, ...]) -> Tensor:
-        batch, own = tree.leaves(given), {n: t for n, t in rows.own.items() if n not in rows.scratch}
-        shapes = [tensor.shape for tensor in batch]
+    def _bound(self, rows: Rows, given: tuple[Any, ...], shapes: list[torch.Size]) -> Bound:
+        """The program of these rows, with its tensors. A recorded one changes them in place."""
+        own = self._given_rows(rows)
+        tensors = leaves(rows.in_steps)
+        changes: list[tuple[Tree, str, int]] = []
+        for slot, value in own.items():
+            into = rows.own[slot] if isinstance(value, dict) else rows.own
+            for name in into if isinstance(value, dict) else (slot,):
+                if self.compile and slot not in CONSTANT:
+                    changes.append((into, name, len(tensors)))
+                tensors.append(into[name])
+        forms = [tree_form(rows.in_steps), tree_form(own), [form_of(t) for t in tree.leaves(given)]]
+        key = self.compile, forms, rows.fixed, None if self.compile else settings_of(self.model)
+        program = next((program for program in self._programs if program.key == key), None)
+        program = Program(key) if program is None else program
+        others = [other for other in self._programs if other is not program]
+        self._programs = [*(others if self.compile else others[-MOST + 1 :]), program]
+        return Bound(shapes, program, tensors, changes)
+
+    def _given_rows(self, rows: Rows) -> Tree:
+        """The rows that a program takes: a compiled one makes what it overwrites itself."""
+        scratch = rows.scratch if self.compile else ()
+        return {name: value for name, value in rows.own.items() if name not in scratch}
+
+    def _prepare(self, program: Program, rows: Rows, given: tuple[Any, ...]) -> bool:
+        """Compile the step, or record it where it is worth it; False if it is to be made as it is."""
+        if not self.compile:
+            if program.uses < FROM or not has_known_operations(self.model, self.task, rows.fixed.algorithm):
+                return False
+            try:
+                program.run = self._trace(rows, given)
+            except Exception:  # a map takes what a recording does not, such as a number that is read
+                program.uses = -NEVER
+            return program.run is not None
         try:
-            if rows.program is None or rows.program[0] != shapes:
-                rows.program = shapes, self._program(rows, rows.in_steps, own, given)
-            losses, *changed = rows.program[1](*leaves(rows.in_steps), *leaves(own), *batch)
+            program.run = self._trace(rows, given)
         except Exception as error:
             if not type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
                 raise
             log.warning("the step cannot be compiled here, it runs uncompiled: %s", str(error).splitlines()[0])
-            self.compile = False
-            return self._step(rows, rows.in_steps, rows.own, *given)
-        left = iter(changed)
-        rows.own.update(map_tree(_changed(rows, own), lambda _: next(left)))
-        return losses
+            self.compile, rows.bound = False, None
+        return program.run is not None
 
-    def _program(self, rows: Rows, shared: Tree, own: Tree, given: tuple[Any, ...]) -> Program:
-        """The program for tensors of these shapes, made if there is none."""
-        tensors = [*leaves(shared), *leaves(own), *tree.leaves(given)]
-        key = (rows.fixed, [(t.shape, t.stride(), t.dtype, t.device) for t in tensors])
-        program = next((program for known, program in self._programs if known == key), None)
-        if program is None:
-            program = self._trace(rows, shared, own, given, tensors)
-            self._programs.append((key, program))
-        return program
-
-    def _trace(self, rows: Rows, shared: Tree, own: Tree, given: tuple[Any, ...], tensors: Sequence[Tensor]) -> Program:
-        """The step as a pure function of tensors, which returns the losses and the rows that it changed.
+    def _trace(self, rows: Rows, given: tuple[Any, ...]) -> Callable[..., Sequence[Tensor]]:
+        """The step as a function of tensors. Compiled, it changes none; it returns the losses and the changed rows.
 
         It goes to the compiler's back end as it is: nothing is left for dynamo, whose checks at every call take longer
         than the step of few clients, and which gives up after eight programs.
         """
+        shared, own = rows.in_steps, self._given_rows(rows)
+        tensors = [*leaves(shared), *leaves(own), *tree.leaves(given)]
+
+        def step(*tensors: Tensor) -> tuple[Tensor, ...]:
+            left = iter(tensors)
+            theirs, mine = map_tree(shared, lambda _: next(left)), map_tree(own, lambda _: next(left))
+            if self.compile:
+                mine = map_tree(mine, torch.clone)
+                mine |= {name: mine["u"].clone() for name in rows.scratch}
+            losses = self._step(rows, theirs, mine, *tree.tree_map(lambda _: next(left), given))
+            return losses, *(leaves(_changed(rows, mine)) if self.compile else ())
+
+        if not self.compile:
+            fixed = len(leaves(shared))
+            copies = [*tensors[:fixed], *(tensor.clone() for tensor in tensors[fixed:])]
+            recorded: Callable[..., Sequence[Tensor]] = make_fx(step)(*copies).forward
+            return recorded
         from torch import _inductor  # as long to import as PyTorch itself
 
-        def pure(*tensors: Tensor) -> tuple[Tensor, ...]:
-            left = iter(tensors)
-            theirs, mine = map_tree(shared, lambda _: next(left)), map_tree(own, lambda _: next(left).clone())
-            mine |= {name: mine["u"].clone() for name in rows.scratch}
-            losses = self._step(rows, theirs, mine, *tree.tree_map(lambda _: next(left), given))
-            return losses, *leaves(_changed(rows, mine))
-
         norms = {torch.ops.aten.linalg_vector_norm.default: _norm}
-        traced: Program = _inductor.compile(make_fx(pure, norms)(*tensors), list(tensors))
+        traced: Callable[..., Sequence[Tensor]] = _inductor.compile(make_fx(step, norms)(*tensors), list(tensors))
         return traced
 
     def _step(
@@ -142,6 +195,7 @@ class MappedStep:
         noise: Tensor | None = None,
     ) -> Tensor:
         """Changes `own` in place."""
+        self.called = True
 
         def one(shared: Tree, own: Tree, batch: Batch, noise: Tensor | None) -> Tensor:
             def gradient(at: Tensor, out: Tensor, *, final: bool, lesson: Lesson | None = None) -> Tensor:

@@ -17,11 +17,11 @@ from torch.func import vmap
 from fedlesam.core import seeds
 from fedlesam.core.local import LocalTraining
 from fedlesam.core.messages import Broadcast, Memory
-from fedlesam.core.slots import AffineStep, Algorithm, Correction, LocalResult, State
-from fedlesam.core.state import flatten, unflatten
-from fedlesam.core.step import ClientRound, finish, settle
+from fedlesam.core.slots import AffineStep, Algorithm, Correction
+from fedlesam.core.step import ClientRound, settle
 from fedlesam.core.vectors import is_number
-from fedlesam.engines._numbers import numbers_of, with_numbers, without_numbers
+from fedlesam.engines._numbers import with_numbers, without_numbers
+from fedlesam.engines._replay import Replay, has_our_rules
 from fedlesam.engines._trees import Tree, column_trees, dims_of, map_tree, stack_trees, take_rows
 
 
@@ -31,6 +31,8 @@ class Run(NamedTuple):
     algorithm: Algorithm
     local: LocalTraining
     broadcast: Broadcast
+    numbers: dict[str, dict[str, float]]
+    """The method's, by whose they are."""
 
     @property
     def lr(self) -> float:
@@ -47,14 +49,27 @@ class Fixed(NamedTuple):
     """Where gain and pull are the same numbers for all clients."""
 
 
-class Answer(NamedTuple):
-    """What one client's round came to."""
+@dataclass(eq=False)
+class Program:
+    """The step of one method for tensors of one form."""
 
-    result: LocalResult
-    memory: Memory
-    perturbation: dict[str, Tensor]
-    correction: dict[str, Tensor]
-    finite: bool
+    key: object
+    run: Callable[..., Sequence[Tensor]] | None = None
+    """Returns the losses and the rows that the step changed; None: it is not made."""
+    uses: int = 0
+    """How often the step was made without it."""
+
+
+class Bound(NamedTuple):
+    """A program with the tensors that it is called with."""
+
+    shapes: Sequence[torch.Size]
+    """Of the batches that it is for."""
+    program: Program
+    tensors: list[Tensor]
+    """What it takes beside a batch; what it changed is put back here."""
+    changes: list[tuple[Tree, str, int]]
+    """Where else that goes: a dict, a name in it, and the number among the tensors."""
 
 
 @dataclass
@@ -86,13 +101,13 @@ class Rows:
     own: Tree
     """Tensors with a row per client; `client_state` is a dict of them, empty where the steps do not use it."""
     groups: list[Group]
-    program: tuple[Any, Callable[..., Sequence[Tensor]]] | None = None
-    """The compiled step of these rows, with the shapes of the batches that it is for."""
+    bound: Bound | None = None
+    """The program of their steps."""
 
     @property
     def width(self) -> int:
         """The number of rows, those that only fill up included."""
-        return len(self.own["u"])
+        return int(self.own["u"].shape[0])
 
     def first(self, count: int) -> "Rows":
         """The first rows, the same memory."""
@@ -155,6 +170,7 @@ def begin_rows(
     steps: Sequence[int],
     width: int,
     apart: bool,
+    replay: Replay,
 ) -> Rows:
     """Start the rounds of several clients.
 
@@ -165,6 +181,7 @@ def begin_rows(
         steps: that each client will take.
         width: rows to make; those beyond the clients have any content.
         apart: give every row its own model and numbers, and compute all rows always.
+        replay: calls the rules.
     """
     run = runs[0]
     anchor, rule = run.broadcast.weights, run.algorithm.perturbation
@@ -179,7 +196,7 @@ def begin_rows(
             each = [_settled_alone(runs[i], memories[i], masks[i]) for i in group.places]
             some = stack_trees(each + each[:1] * (len(group.rows) - len(each)))
         else:
-            some = _settled(method, shared, group)
+            some = _settled(method, shared, group, replay)
         group.state = some.pop("state")
         found.append(some if rule.gradient == "unused" else {**some, "client_state": group.state})
     affine = _same_numbers(found, ("gain", "pull"))
@@ -215,10 +232,10 @@ def _apart(runs: Sequence[Run], width: int) -> Tree:
     numbers: dict[int, dict[str, Any]] = {}
     for run in runs:
         if id(run) not in numbers:
-            numbers[id(run)] = {"numbers": numbers_of(run.algorithm, run.local), "lr": run.lr}
+            numbers[id(run)] = {"numbers": run.numbers, "lr": run.lr}
     every, weights = [*runs, *[runs[0]] * (width - len(runs))], runs[0].broadcast.weights
     rows = stack_trees(
-        [{"anchor": b.weights, "perturbation": b.perturbation, "correction": b.correction} for _, _, b in every]
+        [{"anchor": b.weights, "perturbation": b.perturbation, "correction": b.correction} for _, _, b, _ in every]
     )
     return {**rows, **column_trees([numbers[id(run)] for run in every], weights), "zero": weights.new_zeros(())}
 
@@ -236,17 +253,21 @@ def grouped(memories: Sequence[Memory], width: int | None) -> list[Group]:
     return groups
 
 
-def _settled(method: tuple[Algorithm, LocalTraining], shared: Tree, group: Group) -> Tree:
+def _settled(method: tuple[Algorithm, LocalTraining], shared: Tree, group: Group, replay: Replay) -> Tree:
     """What the rules fix for the round, a row per client; gain and pull may be plain numbers."""
-    numbers: Tree = {}
 
-    def one(shared: Tree, memory: Tree) -> Tree:
-        sent = Broadcast(0, shared["anchor"], {}, shared["perturbation"], shared["correction"])
-        state, affine, e = settle(_numbered(*method, shared)[0], sent, Memory(**memory))
-        return {"state": state, **_tensors({**affine._asdict(), "e": e}, numbers)}
+    def every(shared: Tree, memory: Tree) -> tuple[Tree, Tree]:
+        numbers: Tree = {}
 
-    shared = take_rows(shared, group.rows)
-    found: Tree = vmap(one, (dims_of(shared), 0), randomness="error")(shared, group.memory)
+        def one(shared: Tree, memory: Tree) -> Tree:
+            sent = Broadcast(0, shared["anchor"], {}, shared["perturbation"], shared["correction"])
+            state, affine, e = settle(_numbered(*method, shared)[0], sent, Memory(**memory))
+            return {"state": state, **_tensors({**affine._asdict(), "e": e}, numbers)}
+
+        return vmap(one, (dims_of(shared), 0), randomness="error")(shared, memory), numbers
+
+    ours = has_our_rules(method[0])
+    found, numbers = replay(("settle", method), ours, every, take_rows(shared, group.rows), group.memory)
     return {**found, **{name: value for name, value in numbers.items() if value is not None}}
 
 
@@ -295,71 +316,3 @@ def _put(own: Tree, found: Tree, places: list[int], like: Tensor) -> None:
                 own[name] = one.new_zeros(width, *one.shape)
             rows = value[: len(places)] if isinstance(value, Tensor) else value
             own[name][torch.tensor(places, device=like.device)] = rows
-
-
-def finish_rows(rows: Rows, steps: Sequence[int]) -> list[Answer]:
-    """The results of the clients, in their order; each owns what it keeps.
-
-    Args:
-        rows: their rounds, after the last step of each.
-        steps: that each client took.
-    """
-    answers: list[Answer | None] = [None] * len(rows.memories)
-    rates: dict[tuple[int, int], float] = {}
-    for group in rows.groups:
-        own = take_rows(rows.own, group.rows)
-        own = own if own["client_state"] else {**own, "client_state": group.state}
-        taken = [steps[i] for i in group.rows]
-        found, links = _finished(rows, own, group, taken)
-        finite = found["update"].sum(1).isfinite().tolist()  # as good as each entry, and a fortieth of the time
-        each = {name: matrix.unbind() for name, matrix in found.items()}
-        update, sources = links.pop("update"), unflatten(links, "e_kept", "c_kept", "e", "c")
-        for row, i in enumerate(group.places):
-            slots: dict[str, State] = {
-                slot: {n: each[s][row] if s in each else _source(s, rows, i) for n, s in names.items()}
-                for slot, names in sources.items()
-            }
-            kept = ({n: t if t._base is None else t.clone() for n, t in slots[s].items()} for s in ("e_kept", "c_kept"))
-            result = LocalResult(each[update][row], steps[i], _mean_lr(rates, rows.runs[i], steps[i]))
-            answers[i] = Answer(result, Memory(*kept), slots["e"], slots["c"], finite[row])
-    return [answer for answer in answers if answer is not None]
-
-
-def _mean_lr(known: dict[tuple[int, int], float], run: Run, steps: int) -> float:
-    """Of a client's steps; clients of one run with as many steps have the same."""
-    if (id(run), steps) not in known:
-        known[id(run), steps] = run.algorithm.mean_lr(run.lr, steps)
-    return known[id(run), steps]
-
-
-def _finished(rows: Rows, own: Tree, group: Group, steps: list[int]) -> tuple[Tree, dict[str, str]]:
-    """The new vectors, a row per client; and for each vector by "slot/name" which it is.
-
-    That is a new one, or one that the client was given: then all clients share it.
-    """
-    links: dict[str, str] = {}
-    same = steps[0] if len(set(steps)) == 1 and rows.shared["lr"].ndim == 0 else None
-
-    def one(shared: Tree, own: Tree, memory: Tree, steps: Tensor) -> Tree:
-        sent = Broadcast(0, shared["anchor"], {}, shared["perturbation"], shared["correction"])
-        r = round_of(rows.fixed, shared, own)
-        taken: Any = same or steps
-        result, after, perturbation, correction = finish(r, Memory(**memory), sent, taken)
-        slots = {"e_kept": after.perturbation, "c_kept": after.correction, "e": perturbation, "c": correction}
-        known = {id(value): name for name, value in flatten(**{"weights": shared["anchor"], **memory}).items()}
-        new: Tree = {}
-        for name, value in flatten(update=result.update, **slots).items():
-            links[name] = known.setdefault(id(value), name)
-            if links[name] == name:
-                new[name] = value
-        return new
-
-    taken = torch.tensor(steps, dtype=own["u"].dtype, device=own["u"].device)
-    shared = take_rows(rows.shared, group.rows)
-    return vmap(one, (dims_of(shared), 0, 0, 0))(shared, own, group.memory, taken), links
-
-
-def _source(name: str, rows: Rows, i: int) -> Tensor:
-    if name == "weights":
-        return rows.runs[i].broadcast.weights
-    return rows.memories[i].flatten()[name]

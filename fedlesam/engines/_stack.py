@@ -15,9 +15,11 @@ from fedlesam.core.messages import ClientResult, Memory
 from fedlesam.core.slots import Algorithm
 from fedlesam.core.state import flatten
 from fedlesam.core.task import Task
+from fedlesam.engines._answers import finish_rows
 from fedlesam.engines._feed import Fetched, Gathered, Member, can_fill_up, draw_noise
 from fedlesam.engines._mapped import MappedStep, NotStackable
-from fedlesam.engines._rows import Rows, Run, begin_rows, finish_rows
+from fedlesam.engines._replay import Replay
+from fedlesam.engines._rows import Rows, Run, begin_rows
 from fedlesam.engines._trees import Tree, map_tree
 
 Feed = Callable[[int, int], Batch]
@@ -63,10 +65,11 @@ def train_stack(
     rule = run.algorithm.perturbation
     masks = [member.mask for member in members] if rule.draws else []
     runs, memories = [entry.run for entry in entries], [entry.memory for entry in entries]
-    rows = begin_rows(runs, memories, masks, steps, width, apart)
+    rows = begin_rows(runs, memories, masks, steps, width, apart, step.replay)
     noise = torch.zeros_like(rows.own["u"]) if rule.draws and rule.gradient != "unused" else None
     ends, losses = Ends(steps), []
     held = _load(step.model, run)
+    step.called = False
     for number in range(steps[0]):
         before_step()
         count = width if whole else ends.running(number)
@@ -78,8 +81,9 @@ def train_stack(
         if part is rows:
             ends.keep(rows, number)
     ends.restore(rows)
-    _check_buffers(step.model, run, held)
-    return _results(entries, rows, steps, losses)
+    if step.called:
+        _check_buffers(step.model, run, held)
+    return _results(entries, rows, steps, losses, step.replay)
 
 
 def feed_of(
@@ -119,9 +123,11 @@ def _check_buffers(model: FlatModel, run: Run, held: dict[str, Tensor]) -> None:
             raise NotStackable(CHANGES.format(name))
 
 
-def _results(entries: Sequence[Entry], rows: Rows, steps: list[int], losses: list[Tensor]) -> list[ClientResult | None]:
+def _results(
+    entries: Sequence[Entry], rows: Rows, steps: list[int], losses: list[Tensor], replay: Replay
+) -> list[ClientResult | None]:
     longest = torch.nn.utils.rnn.pad_sequence(losses).tolist()
-    answers = finish_rows(rows, steps)
+    answers = finish_rows(rows, steps, replay)
     results: list[ClientResult | None] = []
     for i, (entry, answer) in enumerate(zip(entries, answers, strict=True)):
         own, member = longest[i][: steps[i]], entry.member

@@ -41,7 +41,7 @@ def take_rows(tree: Tree, places: list[int]) -> Tree:
     """Some rows; no copy where all of them are asked for in their order, or are one vector in memory."""
 
     def take(t: Tensor) -> Tensor:
-        if not t.ndim or places == list(range(len(t))):
+        if not t.ndim or places == list(range(t.shape[0])):
             return t
         if t.stride(0) == 0:
             return t[: len(places)]

@@ -223,9 +223,11 @@ class SerialEngine(Engine):
             test: of the test data.
             clients: of the clients' own.
         """
+        if not test and self.client_tests is None:
+            return None
         with self.computing():
             if self.client_tests is None:
-                return combine(test, self.task) if test else None
+                return combine(test, self.task)
             whole = test or [score.as_batch(i) for i, score in enumerate(sorted(clients, key=lambda one: one.number))]
             return replace(combine(whole, self.task), clients=over_clients(clients, self.task, len(self.clients)))
 

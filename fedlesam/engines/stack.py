@@ -4,6 +4,7 @@ Every row has its own model, data and numbers, and every computation the same sh
 depend on who shares the stack, bit for bit. That is a property of the kernels, and it is checked for every step.
 """
 
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -136,16 +137,18 @@ class Stack:
             for entry in request.entries:
                 found[entry.member.kind].waiting.append((number, entry))
 
-        checks = {request.before_step for request in requests}
+        checks = list(dict.fromkeys(request.before_step for request in requests))
+        turn = itertools.cycle(checks)
 
         def before_step() -> None:
-            for check in checks:
-                check()
+            next(turn)()  # all of them are called before every stack, and a signal stops them all
 
         try:
             for method in self._methods:
                 waiting = sorted(method.waiting, key=lambda pair: -pair[1].steps)
                 for start in range(0, len(waiting), self.width):
+                    for check in checks:
+                        check()
                     self._train_some(method, waiting[start : start + self.width], answers, before_step)
         finally:
             for method in self._methods:

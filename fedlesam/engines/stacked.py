@@ -14,10 +14,12 @@ from typing import ClassVar, NamedTuple
 from fedlesam.core import seeds
 from fedlesam.core.batches import Batches, steps_per_epoch
 from fedlesam.core.messages import Broadcast, ClientResult, Memory
+from fedlesam.core.slots import Algorithm
 from fedlesam.core.tree import named_tensors
 from fedlesam.engines._feed import Member, can_fill_up
 from fedlesam.engines._mapped import MappedStep
 from fedlesam.engines._mapped import NotStackable as NotStackable
+from fedlesam.engines._numbers import numbers_of
 from fedlesam.engines._rows import Run
 from fedlesam.engines._stack import CHANGES as CHANGES
 from fedlesam.engines._stack import Entry, Feed, feed_of, train_stack
@@ -73,14 +75,19 @@ class StackedEngine(SerialEngine):
         self._held: dict[int, _Samples] = {}
         """Samples that are kept from round to round, up to KEPT entries."""
         self._room = KEPT
+        self._numbered: tuple[Algorithm, dict[str, dict[str, float]]] | None = None
+        """The method of the last round with its numbers."""
         if self.stack is not None:
             self.stack.flags.add(self.stop_flag)
 
     def results(
         self, broadcast: Broadcast, share: Sequence[int], before_step: Callable[[], None]
     ) -> Iterator[list[ClientResult]]:
-        run = Run(self.algorithm.at(broadcast.round), self.local, broadcast)
-        entries, alone = [], []
+        algorithm = self.algorithm.at(broadcast.round)
+        if self._numbered is None or self._numbered[0] is not algorithm:
+            self._numbered = algorithm, numbers_of(algorithm, self.local)
+        run = Run(algorithm, self.local, broadcast, self._numbered[1])
+        entries, alone, on_host = [], [], self.model.device.type == "cpu"
         for client in share:
             self.training = client
             try:
@@ -90,7 +97,7 @@ class StackedEngine(SerialEngine):
                     raise
                 alone.append(client)  # the plain loop says why
             else:
-                entries.append(Entry(member, run, memory.to(self.model.device)))
+                entries.append(Entry(member, run, memory if on_host else memory.to(self.model.device)))
         stacks = self._alone(entries, before_step) if self.stack is None else self._shared(run, entries, before_step)
         for results in stacks:
             answered = {result.client for result in results}

@@ -54,6 +54,7 @@ class Store(Mapping[int, Memory]):
         self._saved: Archive | None = None
         """The last checkpoint."""
         self._ram = _ByteCount()
+        """Kept where there is a budget."""
 
     def __getstate__(self) -> dict[str, Any]:
         """For a spawned process, which cannot be given weak references."""
@@ -66,7 +67,12 @@ class Store(Mapping[int, Memory]):
     @property
     def nbytes(self) -> int:
         """Bytes in RAM; a vector that clients share counts once."""
-        return self._ram.nbytes
+        if self.budget is not None:
+            return self._ram.nbytes
+        found = _ByteCount()
+        for memory in self._resident.values():
+            found.add(memory)
+        return found.nbytes
 
     def __getitem__(self, client: int) -> Memory:
         found = self._resident.get(client)
@@ -140,17 +146,20 @@ class Store(Mapping[int, Memory]):
         """
         old = [(client, self.rounds[client]) for client in memories if client in self.rounds]
         unmapped = {self._loaded.pop(client).path for client in memories if client in self._loaded}
+        shared = False
         for client, memory in memories.items():
             self._drop(client)
             if memory is not None:
                 self._keep(client, memory)
-                if any(tensor is anchor for tensor in memory.flatten().values()):
-                    self.anchors[round] = anchor
+                shared = shared or (bool(memory) and any(tensor is anchor for tensor in memory.tensors()))
             self.rounds.pop(client, None)
             self.rounds[client] = round
-        self._clients.update({round: len(memories)})
-        self._clients.subtract(before for _, before in old)
-        unused = self._uncommitted - {(round, client) for client in memories}
+        if shared:
+            self.anchors[round] = anchor
+        self._clients[round] += len(memories)
+        for _, before in old:
+            self._clients[before] -= 1
+        unused = self._uncommitted and self._uncommitted - {(round, client) for client in memories}
         self._uncommitted = set()
         self._unlink([*old, *((client, before) for before, client in unused)])
         if unmapped and self.folder is not None:
@@ -248,10 +257,12 @@ class Store(Mapping[int, Memory]):
 
     def _keep(self, client: int, memory: Memory) -> None:
         self._resident[client] = memory
-        self._ram.add(memory)
+        if self.budget is not None:
+            self._ram.add(memory)
 
     def _drop(self, client: int) -> None:
-        if (memory := self._resident.pop(client, None)) is not None:
+        memory = self._resident.pop(client, None)
+        if memory is not None and self.budget is not None:
             self._ram.remove(memory)
 
     def _unlink(self, old: list[tuple[int, int]]) -> None:
@@ -341,15 +352,17 @@ class _ByteCount:
         self._holders: Counter[int] = Counter()
 
     def add(self, memory: Memory) -> None:
-        for tensor in memory.flatten().values():
-            self._holders[tensor.data_ptr()] += 1
-            self.nbytes += tensor.nbytes if self._holders[tensor.data_ptr()] == 1 else 0
+        for tensor in memory.tensors():
+            place = tensor.data_ptr()
+            self._holders[place] += 1
+            self.nbytes += tensor.nbytes if self._holders[place] == 1 else 0
 
     def remove(self, memory: Memory) -> None:
-        for tensor in memory.flatten().values():
-            self._holders[tensor.data_ptr()] -= 1
-            if not self._holders[tensor.data_ptr()]:
-                del self._holders[tensor.data_ptr()]
+        for tensor in memory.tensors():
+            place = tensor.data_ptr()
+            self._holders[place] -= 1
+            if not self._holders[place]:
+                del self._holders[place]
                 self.nbytes -= tensor.nbytes
 
 

@@ -29,10 +29,19 @@ def most(config: RunConfig) -> int:
     Args:
         config: Resolved settings.
     """
+    return 1 if config.stack_runs is None else FULL * per_stack(config)
+
+
+def per_stack(config: RunConfig) -> int:
+    """The runs whose clients fill one stack; without `stack_runs` one.
+
+    Args:
+        config: Resolved settings.
+    """
     if config.stack_runs is None:
         return 1
     active = config.active if config.clients is None else count_active(config.active, config.clients)
-    return max(1, FULL * config.stack_runs // max(1, int(active)))
+    return max(1, config.stack_runs // max(1, int(active)))
 
 
 def companies(configs: Sequence[RunConfig], parts: int = 1) -> list[list[int]]:
@@ -47,8 +56,11 @@ def companies(configs: Sequence[RunConfig], parts: int = 1) -> list[list[int]]:
         alike[(i,) if config.stack_runs is None else key(config)].append(i)
     found = []
     for some in alike.values():
-        groups = max(math.ceil(len(some) / most(configs[some[0]])), min(parts, len(some)))
-        size = math.ceil(len(some) / groups)
+        first = configs[some[0]]
+        groups = max(math.ceil(len(some) / most(first)), min(parts, len(some)))
+        full, size = per_stack(first), math.ceil(len(some) / groups)
+        whole = math.ceil(size / full) * full
+        size = whole if math.ceil(len(some) / whole) == groups else size
         found += [some[start : start + size] for start in range(0, len(some), size)]
     return found
 

@@ -4,11 +4,14 @@ import os
 import platform
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 
 from fedlesam.core.computing import compute_context
+
+HUGE = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 ROUNDS = """
 import resource, torch, fedlesam as fl
@@ -45,8 +48,9 @@ def test_no_threads_of_its_own_leaves_those_of_the_process() -> None:
 
 
 def page_faults(**environment: str) -> int:
-    """Of the second of two rounds, in a process of its own."""
+    """Of the second of two rounds, in a process of its own; pages of the usual size."""
     command = [sys.executable, "-c", ROUNDS]
+    environment |= {"THP_MEM_ALLOC_ENABLE": "0"}
     done = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, check=True)
     return int(done.stdout)
 
@@ -57,3 +61,27 @@ def test_a_step_reuses_the_memory_of_the_step_before() -> None:
     chosen_by_the_user = page_faults(MALLOC_TRIM_THRESHOLD_="131072")
     assert chosen_by_the_user > 5_000
     assert page_faults() < chosen_by_the_user / 5
+
+
+LARGE = """
+import sys, resource, torch
+from fedlesam.core.computing import keep_freed_memory
+keep_freed_memory()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+torch.zeros(50_000_000)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(
+    not HUGE.exists() or "[madvise]" not in HUGE.read_text(), reason="huge pages are not a program's choice here"
+)
+def test_large_vectors_are_in_huge_pages() -> None:
+    """200 MB are 48,829 pages of 4 kB; what the user has chosen stays."""
+    command = [sys.executable, "-c", LARGE]
+    free = {name: value for name, value in os.environ.items() if name != "THP_MEM_ALLOC_ENABLE"}
+    faults = [
+        int(subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout)
+        for env in (free, free | {"THP_MEM_ALLOC_ENABLE": "0"})
+    ]
+    assert faults[0] < 30_000 < faults[1]

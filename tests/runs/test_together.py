@@ -16,7 +16,7 @@ from fedlesam.runs.config import RunConfig, resolve
 from fedlesam.runs.folder import RunFolder
 from fedlesam.runs.runner import execute
 from fedlesam.runs.sweep import Event, Sweep
-from fedlesam.runs.together import companies, train_together
+from fedlesam.runs.together import companies, per_stack, train_together
 
 BASE = RunConfig(algorithm="fedlesam-s", rounds=4, epochs=1, samples=400, stack_runs=16)
 
@@ -107,4 +107,6 @@ def test_companies() -> None:
     plain = config(0, stack_runs=None)
     assert companies([*four, other, plain, plain]) == [[0, 1, 2, 3], [4], [5], [6]]
     assert companies(four, parts=2) == [[0, 1], [2, 3]]
-    assert [len(some) for some in companies([config(seed) for seed in range(40)])] == [14, 14, 12]
+    assert [len(some) for some in companies([config(seed) for seed in range(40)])] == [16, 16, 8]
+    assert per_stack(config(0)) == 4, "sixteen runs fill four stacks, fourteen would leave half of one empty"
+    assert [len(some) for some in companies([config(seed) for seed in range(6)], parts=3)] == [2, 2, 2]
