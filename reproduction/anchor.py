@@ -45,6 +45,7 @@ UNUSED = 0.1
 LEAST = 10
 """Images of a client; a division by Dirichlet that gives one fewer is drawn again."""
 NOTES = (
+    "rule: the paper's figures are here those of the baseline's README",
     "rule: accuracy is that of the best round, on the test images, as theirs",
     "difference: seeds of the division, of the first model and of the batches are ours; ± is over three of them",
     "difference: where CIFAR-10 is read from JPEGs, it is not the lossless original",
