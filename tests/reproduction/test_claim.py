@@ -259,7 +259,7 @@ def test_it_stands_alone(arguments: tuple[str, ...], call: Call, capsys: pytest.
 def test_the_committed_tables_follow_from_the_committed_lines(tmp_path: Path) -> None:
     """Verdicts are computed: a line that is changed, or a rule, changes the page."""
     committed = Path(__file__).parents[2] / "docs" / "results" / "claim"
-    for name in ("claim-cifar10", "claim-regimes"):
+    for name in ("claim-cifar10", "claim-regimes", "claim-sharpness"):
         claim.rebuild(studies(CPU)[name], Where(CPU), committed / f"{name}-runs.csv", tmp_path)
         assert (tmp_path / f"{name}.md").read_text("utf-8") == (committed / f"{name}.md").read_text("utf-8"), name
     with pytest.raises(ValueError, match="which is not in claim-cifar10"):
