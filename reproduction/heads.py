@@ -15,7 +15,7 @@ from reproduction.paper import paper_tables
 from reproduction.studies import ARMS, TUNING_SEED, Arm
 
 NAME = "claim-features"
-SHOWS = "the claims on frozen features of CIFAR-10, with a positive control, judged by a rule fixed beforehand"
+SHOWS = "the claims on frozen features, with a positive control, judged by a rule fixed beforehand"
 
 MORE = (
     Arm("fedlesam-ahead-s", "scaffold", "fedlesam-s", {"direction": "ahead"}),
