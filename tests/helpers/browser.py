@@ -67,6 +67,9 @@ class Browser:
             "card.scrollIntoView({block: 'center'}); return card",
             heading,
         )
+        self.run(  # a chart that comes into view is drawn anew after a frame
+            "return new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => setTimeout(done))))"
+        )
         self.until("return [...arguments[0].querySelectorAll('.plot')].some((p) => p.data)", card)
         return card
 
