@@ -216,7 +216,9 @@ def begin_rows(
         own["momentum"] = torch.zeros_like(own["u"])
     if run.local.optimizer == "adamw":
         own["second"] = torch.zeros_like(own["u"])
-    return Rows(runs, memories, Fixed(*method, AffineStep(**affine)), shared, own, groups)
+    own["client_state"] = dict(sorted(own["client_state"].items()))
+    same_order = dict(sorted(own.items()))  # whatever clients remember: a program is for one order
+    return Rows(runs, memories, Fixed(*method, AffineStep(**affine)), shared, same_order, groups)
 
 
 def _in_common(run: Run, width: int) -> Tree:

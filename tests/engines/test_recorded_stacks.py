@@ -85,7 +85,7 @@ def test_a_step_is_recorded_after_a_while(monkeypatch: pytest.MonkeyPatch) -> No
     assert counts == [0, 0, 1, 1]
 
 
-def test_rows_of_another_order_are_another_program(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_that_come_in_another_order_are_not_mistaken(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before a client remembers anything, its rule gives no bias: then e comes first among the rows, later the bias."""
     record(monkeypatch, True)
     method = fl.Algorithm(perturbation=GlobalAscent(rho=0.05), correction=DualBias(lam=0.1))

@@ -252,7 +252,7 @@ def train(method, compile):
     fed = Federation(model, clients, method, local, execution=Execution(engine="stacked", compile=compile, threads=1))
     for _ in fed.run(3):
         pass
-    assert len(fed._local_engine.step._programs) == compile
+    assert sum(program.run is not None for program in fed._local_engine.step._programs) == compile
     return fed.weights
 for method in ("fedsmoo", "fedlesam-s"):
     torch.testing.assert_close(train(method, True), train(method, False), rtol=1e-4, atol=1e-5)
