@@ -11,6 +11,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
+import torch
+
 from fedlesam.core import seeds
 from fedlesam.core.batches import Batches, steps_per_epoch
 from fedlesam.core.messages import Broadcast, ClientResult, Memory
@@ -68,6 +70,11 @@ class StackedEngine(SerialEngine):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if any(isinstance(module, torch.jit.ScriptModule) for module in self.model.module.modules()):
+            raise NotStackable(
+                "the stacked engine cannot train a scripted model, whose weights cannot be replaced; give the module "
+                "as it was before torch.jit.script, or use the plain engine"
+            )
         self.step = MappedStep(self.model, self.task, self.compile_step)
         self.widest = 0
         """The clients of the largest stack: smaller ones are filled up to it, for a compiled step has one shape."""

@@ -179,6 +179,13 @@ def test_random_layers_and_buffers_are_refused() -> None:
         federate(norms, clients(), "fedavg", settings, engine="stacked").round()
 
 
+def test_a_scripted_model_is_refused() -> None:
+    """It would keep its own weights and train another model."""
+    scripted = torch.jit.script(model())
+    with pytest.raises(ValueError, match="scripted model"):
+        federate(scripted, clients(), "fedavg", fl.LocalTraining(), engine="stacked").round()
+
+
 def test_a_client_that_diverges_is_named() -> None:
     broken = clients()
     settings = fl.LocalTraining(epochs=1, batch_size=20)
