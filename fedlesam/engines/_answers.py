@@ -89,9 +89,7 @@ def _finished(rows: Rows, own: Tree, group: Group, steps: list[int], replay: Rep
             sent = Broadcast(0, shared["anchor"], {}, shared["perturbation"], shared["correction"])
             r = round_of(rows.fixed, shared, own)
             result, after, perturbation, correction = finish(r, Memory(**memory), sent, same or taken["steps"])
-            slots = dict(
-                zip((*KEPT, *SENT), (after.perturbation, after.correction, perturbation, correction), strict=True)
-            )
+            slots = {"e_kept": after.perturbation, "c_kept": after.correction, "e": perturbation, "c": correction}
             known = {id(value): name for name, value in flatten(**{"weights": shared["anchor"], **memory}).items()}
             new: Tree = {}
             for name, value in flatten(update=result.update, **slots).items():

@@ -1,4 +1,4 @@
-"""One local step of many clients as one computation: `look` and `move` of core/client.py, mapped over their rows."""
+"""One local step of many clients as one computation: `look` and `move` of core/step.py, mapped over their rows."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -29,7 +29,7 @@ CONSTANT = ("bias", "e", "gain", "pull", "steps")
 CHUNK = 4096
 """Numbers that inductor adds up in registers; a longer sum takes it four times as long."""
 
-FROM, MOST, NEVER = 100, 8, 1 << 60
+FROM, MOST = 100, 8
 """Uncompiled steps of one form after which it is recorded, which takes as long as two hundred; forms that are kept."""
 
 
@@ -140,13 +140,15 @@ class MappedStep:
     def _prepare(self, program: Program, rows: Rows, given: tuple[Any, ...]) -> bool:
         """Compile the step, or record it where it is worth it; False if it is to be made as it is."""
         if not self.compile:
-            if program.uses < FROM or not has_known_operations(self.model, self.task, rows.fixed.algorithm):
+            if program.fails or program.uses < FROM:
                 return False
             try:
-                program.run = self._trace(rows, given)
+                if has_known_operations(self.model, self.task, rows.fixed.algorithm):
+                    program.run = self._trace(rows, given)
             except Exception:  # a map takes what a recording does not, such as a number that is read
-                program.uses = -NEVER
-            return program.run is not None
+                log.debug("the step cannot be recorded", exc_info=True)
+            program.fails = program.run is None
+            return not program.fails
         try:
             program.run = self._trace(rows, given)
         except Exception as error:

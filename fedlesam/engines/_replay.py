@@ -26,6 +26,7 @@ MOST = 64
 KNOWN = ("torch.", "fedlesam.")
 """Whose Python is known."""
 PLAIN = (bool, int, float, str, tuple, type(None))
+"""Attributes of a module that are settings."""
 
 
 @dataclass
@@ -103,10 +104,7 @@ def form_of(tensor: Tensor) -> tuple[object, ...]:
 
 def tree_form(tree: Tree) -> list[object]:
     """The names of a tree, with all but the numbers of its tensors."""
-    return [
-        (name, tree_form(t) if isinstance(t, dict) else (t.shape, t.stride(), t.dtype, t.device))
-        for name, t in tree.items()
-    ]
+    return [(name, tree_form(t) if isinstance(t, dict) else form_of(t)) for name, t in tree.items()]
 
 
 def has_our_rules(algorithm: Algorithm) -> bool:

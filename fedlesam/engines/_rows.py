@@ -58,6 +58,8 @@ class Program:
     """Returns the losses and the rows that the step changed; None: it is not made."""
     uses: int = 0
     """How often the step was made without it."""
+    fails: bool = False
+    """It is not to be recorded, or cannot be."""
 
 
 class Bound(NamedTuple):
