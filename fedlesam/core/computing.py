@@ -24,16 +24,13 @@ HUGE_PAGES = "THP_MEM_ALLOC_ENABLE"
 
 
 @contextlib.contextmanager
-def compute_context(
-    threads: int | None, device: torch.device, precision: Precision = "fp32", *, generators: bool = True
-) -> Iterator[None]:
+def compute_context(threads: int | None, device: torch.device, precision: Precision = "fp32") -> Iterator[None]:
     """Compute inside the block; afterwards the caller's threads, generators and precision of products are as before.
 
     Args:
         threads: to compute with; None leaves the process's own number.
         device: whose random number generator is restored, beside the CPU's.
         precision: "tf32" multiplies in TensorFloat-32 on GPUs that have it; any other leaves the process's own choice.
-        generators: whether they are restored; False where somebody does that for many rounds at once.
     """
     keep_freed_memory()
     products = torch.get_float32_matmul_precision()
@@ -45,10 +42,10 @@ def compute_context(
         torch.set_num_threads(threads)
         _chosen.add(threads)
     try:
-        with seeds.preserve_rng(device) if generators else contextlib.nullcontext():
+        with seeds.preserve_rng(device):
             yield
     finally:
-        if precision == "tf32":
+        if torch.get_float32_matmul_precision() != products:
             torch.set_float32_matmul_precision(products)
         if other:
             torch.set_num_threads(before)

@@ -59,13 +59,14 @@ class ExactSum:
             into[0].add_(fixed, alpha=weight)
         return square
 
-    def add_rows(self, rows: Tensor, weights: Sequence[int], largest: float = RANGE) -> Tensor:
+    def add_rows(self, rows: Tensor, weights: Sequence[int], largest: float = RANGE, *, norms: bool = True) -> Tensor:
         """Add several vectors at once, as `add` would one by one; their squared norms.
 
         Args:
             rows: a vector each.
             weights: an integer each.
             largest: no entry is larger.
+            norms: whether the norms are wanted; else they are 0.
         """
         count = len(weights)
         squares = torch.zeros(count, dtype=torch.float64, device=rows.device)
@@ -74,7 +75,8 @@ class ExactSum:
         small = factors is None and not self.wide and count * largest * SCALE < WHOLE
         for *into, part in zip(*(_pieces(half, width) for half in self._halves()), _pieces(rows, width), strict=True):
             precise = part.to(torch.float64, copy=True)
-            squares += torch.linalg.vecdot(precise, precise)
+            if norms:
+                squares += torch.linalg.vecdot(precise, precise)
             fixed = precise.mul_(SCALE).round_()
             if small:
                 into[0].add_(fixed.sum(0).to(torch.int64))
@@ -94,9 +96,8 @@ class ExactSum:
         """
         halves = self._halves()
         out = torch.empty(halves[0].shape, dtype=dtype, device=self.total.device)
-        place = torch.empty(min(CHUNK, len(out)), dtype=torch.float64, device=out.device)
         for into, *parts in zip(_pieces(out, CHUNK), *(_pieces(half, CHUNK) for half in halves), strict=True):
-            into.copy_(_as_float(parts, place[: len(into)]).div_(SCALE * weight))
+            into.copy_(_as_float(parts).div_(SCALE * weight))
         return out.reshape(self.shape)
 
     def pull(self, weight: int, landed: Tensor, anchor: Tensor) -> float:
@@ -112,7 +113,7 @@ class ExactSum:
         ends = (_pieces(end, CHUNK) for end in (landed, anchor))
         for after, before, *parts in zip(*ends, *halves, strict=True):
             precise = (after - before).double()
-            mean = _as_float(parts, torch.empty_like(precise)).div_(SCALE * weight)
+            mean = _as_float(parts).div_(SCALE * weight)
             total += torch.dot(mean.mul_(2).sub_(precise), precise)
         return float(total)
 
@@ -122,6 +123,7 @@ def _pieces(x: Tensor, width: int) -> tuple[Tensor, ...]:
     return (x,) if x.shape[-1] <= width else torch.split(x, width, dim=-1)
 
 
-def _as_float(parts: Sequence[Tensor], out: Tensor) -> Tensor:
-    """The integers of a sum as floating-point numbers in `out`, still scaled."""
-    return out.copy_(parts[0]).mul_(MOST).add_(parts[1]) if len(parts) == 2 else out.copy_(parts[0])
+def _as_float(parts: Sequence[Tensor]) -> Tensor:
+    """The integers of a sum as floating-point numbers, still scaled."""
+    whole = parts[0].double()
+    return whole.mul_(MOST).add_(parts[1]) if len(parts) == 2 else whole

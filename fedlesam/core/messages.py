@@ -86,6 +86,11 @@ class Memory:
         return [*self.perturbation.values(), *self.correction.values()]
 
     @property
+    def names(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Of its tensors, by slot."""
+        return tuple(self.perturbation), tuple(self.correction)
+
+    @property
     def nbytes(self) -> int:
         """The bytes of its tensors."""
         return size_in_bytes(self.perturbation, self.correction)

@@ -96,7 +96,8 @@ class Reduction:
             if len(good) == 1:
                 found = total.add(rows[good[0]], weights[0])[None]
             else:
-                found = total.add_rows(rows if len(good) == len(answers) else rows[good], weights, largest)
+                rows = rows if len(good) == len(answers) else rows[good]
+                found = total.add_rows(rows, weights, largest, norms=name == "update")
             squares = found.tolist() if name == "update" else squares
         for i, weight, square in zip(good, weights, squares, strict=True):
             one, result = answers[i], answers[i].result
@@ -121,11 +122,11 @@ class Reduction:
             why = f"the clients asked have {self.asked} examples, at most {MOST} can be weighted"
             return [why] * len(answers), RANGE
         if len(answers) == 1:
-            ends = [torch.stack(rows[0].aminmax())[:, None] for rows in named.values()]
+            ends = [torch.stack(rows[0].aminmax()).abs().amax()[None] for rows in named.values()]
         else:
             each = (rows.reshape(len(answers), -1) for rows in named.values())
-            ends = [torch.stack((rows.amin(1), rows.amax(1))) for rows in each]  # aminmax takes ten times as long
-        peaks = torch.stack(ends).abs().amax(1).T.tolist()
+            ends = [rows.abs().amax(1) for rows in each]  # aminmax takes ten times as long
+        peaks = torch.stack(ends).T.tolist()
         limit, simple = self._limit, self.max_norm is None and not any(answer.buffers for answer in answers)
         if simple and all(peak < limit for own in peaks for peak in own):
             return [""] * len(answers), max(map(max, peaks))

@@ -40,7 +40,7 @@ def draw(seed: int, round: int, clients: int, active: int, sampling: Sampling | 
     """
     rng = np.random.default_rng(seeds.derive(seed, "participation", round))
     if sampling is None:
-        return sorted(int(i) for i in rng.choice(clients, active, replace=False))
+        return sorted(rng.choice(clients, active, replace=False).tolist())
     try:
         return check_active(sampling(round, rng, clients, active), clients)
     except (ValueError, TypeError) as error:

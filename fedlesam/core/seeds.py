@@ -24,7 +24,7 @@ def derive(seed: int, purpose: Purpose, *where: int) -> int:
         where: Numbers that say where, such as the round and the client.
     """
     words = np.random.SeedSequence([seed, PURPOSES[purpose], *where]).generate_state(1, np.uint64)
-    return int(words[0] >> np.uint64(1))
+    return int(words[0]) >> 1
 
 
 FEW, WORD = 12, 0xFFFFFFFF

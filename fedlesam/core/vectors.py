@@ -95,7 +95,7 @@ def is_number(value: float | Tensor, number: float) -> bool:
 
 
 def rows_of(vectors: Sequence[Tensor]) -> Tensor:
-    """A row per vector; no copy where they are all rows of one matrix already.
+    """A row per vector; no copy where they are rows of one matrix that follow each other.
 
     Args:
         vectors: Of one size.
@@ -103,8 +103,10 @@ def rows_of(vectors: Sequence[Tensor]) -> Tensor:
     if len(vectors) == 1:
         return vectors[0][None]
     whole = vectors[0]._base
-    if whole is not None and whole.ndim == 2 and whole.shape[0] == len(vectors) and whole.is_contiguous():
+    if whole is not None and whole.ndim == 2 and whole.is_contiguous() and vectors[0].shape == whole.shape[1:]:
         places = [vector.data_ptr() for vector in vectors]
-        if places == [whole.data_ptr() + i * whole.stride(0) * whole.element_size() for i in range(len(vectors))]:
-            return whole
+        size = whole.stride(0) * whole.element_size()
+        first = (places[0] - whole.data_ptr()) // size if size else 0
+        if vectors[-1]._base is whole and places == [places[0] + i * size for i in range(len(places))]:
+            return whole[first : first + len(vectors)]
     return torch.stack(list(vectors))

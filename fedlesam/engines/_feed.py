@@ -60,13 +60,14 @@ def orders_of(drawn: Sequence[int], size: int, batch_size: int, steps: int) -> T
     """The places of the samples of each batch as `batch_indices` has them: (seeds, steps, samples); -1 fills up."""
     per_epoch, rng = steps_per_epoch(size, batch_size, join_last=False), torch.Generator()
     epochs = -(-steps // per_epoch)
-    orders = torch.arange(size).repeat(len(drawn) * epochs, 1)
     if per_epoch > 1:
-        each = iter(orders.unbind())
+        each = []
         for seed in drawn:
             rng.manual_seed(seed)
-            for _ in range(epochs):
-                torch.randperm(size, generator=rng, out=next(each))
+            each += [torch.randperm(size, generator=rng) for _ in range(epochs)]
+        orders = torch.cat(each).view(-1, size)
+    else:
+        orders = torch.arange(size).repeat(len(drawn) * epochs, 1)
     if missing := per_epoch * batch_size - size:
         orders = F.pad(orders, (0, missing), value=-1)
     return orders.reshape(len(drawn), -1, batch_size)[:, :steps]

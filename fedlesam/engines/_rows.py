@@ -248,7 +248,7 @@ def grouped(memories: Sequence[Memory], width: int | None) -> list[Group]:
     """The clients by the names of what they kept, with so many rows; None: as many as clients."""
     alike: dict[tuple[tuple[str, ...], ...], list[int]] = defaultdict(list)
     for i, memory in enumerate(memories):
-        alike[tuple(memory.perturbation), tuple(memory.correction)].append(i)
+        alike[memory.names].append(i)
     groups = []
     for places in alike.values():
         rows = places + places[:1] * (0 if width is None else width - len(places))

@@ -1,29 +1,16 @@
 """Functions that run side by side and meet at questions, which are answered for all of them at once.
 
-Each has a thread of its own, but only one runs at a time: they are coroutines that need not know it.
+Each is a greenlet: it runs until it asks, in the thread that runs all of them. Threads of their own would move from
+core to core and leave their caches behind.
 """
 
-import threading
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
+from greenlet import getcurrent, greenlet
+
 Question = TypeVar("Question")
 Answer = TypeVar("Answer")
-
-
-def _closed() -> threading.Lock:
-    """One thread waits at it until another opens it; a semaphore of Python's library takes many times as long."""
-    lock = threading.Lock()
-    lock.acquire()
-    return lock
-
-
-class _Part(Generic[Question, Answer]):
-    def __init__(self) -> None:
-        self.turn = _closed()
-        self.question: Question | None = None
-        self.answer: Answer | BaseException | None = None
-        self.ended = False
 
 
 class Lockstep(Generic[Question, Answer]):
@@ -35,65 +22,53 @@ class Lockstep(Generic[Question, Answer]):
 
     def __init__(self, answer: Callable[[list[Question]], Sequence[Answer | BaseException]]) -> None:
         self._answer = answer
-        self._back = _closed()
-        self._here = threading.local()
+        self._running: set[greenlet] = set()
 
     def ask(self, question: Question) -> Answer:
         """Wait until all functions have asked or ended, and return the answer; outside `run` it comes at once.
 
         Args:
-            question: of the function that runs in this thread.
+            question: of the function that asks.
 
         Raises:
             BaseException: the answer is one, or answering failed.
         """
-        part: _Part[Question, Answer] | None = getattr(self._here, "part", None)
-        if part is None:
-            [answer] = self._answer([question])
+        here = getcurrent()
+        if here in self._running:
+            assert here.parent is not None
+            answer = here.parent.switch(question)
         else:
-            part.question = question
-            self._back.release()
-            part.turn.acquire()
-            assert part.answer is not None
-            answer = part.answer
+            [answer] = self._answer([question])
         if isinstance(answer, BaseException):
             raise answer
-        return answer
+        found: Answer = answer
+        return found
 
     def run(self, functions: Sequence[Callable[[], None]]) -> None:
         """Run functions to their ends; what they raise they must handle themselves.
 
         Args:
-            functions: called in threads of their own, one at a time.
+            functions: called one after the other, each up to its next question.
         """
-        parts: list[_Part[Question, Answer]] = [_Part() for _ in functions]
-        threads = [
-            threading.Thread(target=self._live, args=(part, function), daemon=True)
-            for part, function in zip(parts, functions, strict=True)
-        ]
-        for part, thread in zip(parts, threads, strict=True):
-            thread.start()
-            self._pass_to(part)
-        while asking := [part for part in parts if not part.ended]:
-            try:
-                answers = self._answer([part.question for part in asking if part.question is not None])
-            except BaseException as error:  # it is raised in every function, which ends as it would alone
-                answers = [error] * len(asking)
-            for part, answer in zip(asking, answers, strict=True):
-                part.answer = answer
-                self._pass_to(part)
-        for thread in threads:
-            thread.join()
-
-    def _pass_to(self, part: _Part[Question, Answer]) -> None:
-        part.turn.release()
-        self._back.acquire()
-
-    def _live(self, part: _Part[Question, Answer], function: Callable[[], None]) -> None:
-        self._here.part = part
-        part.turn.acquire()
+        parts = [greenlet(function) for function in functions]
+        self._running = set(parts)
         try:
-            function()
+            asking = _asking([(part, part.switch()) for part in parts])
+            while asking:
+                answers: Sequence[Answer | BaseException]
+                try:
+                    answers = self._answer([question for _, question in asking])
+                except BaseException as error:  # it is raised in every function, which ends as it would alone
+                    answers = [error] * len(asking)
+                asking = _asking(
+                    [(part, part.switch(answer)) for (part, _), answer in zip(asking, answers, strict=True)]
+                )
         finally:
-            part.ended = True
-            self._back.release()
+            self._running = set()
+            for part in parts:
+                part.throw()  # ends those that still wait
+
+
+def _asking(parts: list[tuple[greenlet, Question]]) -> list[tuple[greenlet, Question]]:
+    """Those that have not ended, each with its question."""
+    return [(part, question) for part, question in parts if not part.dead]

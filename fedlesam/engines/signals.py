@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 STOPS = (signal.SIGINT, signal.SIGTERM)
+_handling: list[Callable[[int], None]] = []
+"""What the block does that handles signals now."""
 
 
 class Interrupted(KeyboardInterrupt):
@@ -51,15 +53,18 @@ class StopFlag:
 def handle_signals(stop: Callable[[int], None]) -> Iterator[None]:
     """Handle SIGINT and SIGTERM inside the block; the second signal ends the process at once.
 
+    A block inside another leaves them to that one.
+
     Python runs signal handlers between two of its own instructions, so not while it waits in a library, as for the
     replies of other processes. A thread that reads the signals' pipe receives them all the same.
 
     Args:
         stop: called in that thread with the number of the first signal.
     """
-    if threading.current_thread() is not threading.main_thread():
+    if _handling or threading.current_thread() is not threading.main_thread():
         yield  # signals belong to the main thread
         return
+    _handling.append(stop)
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     before: dict[int, Any] = {signum: signal.signal(signum, lambda *_: None) for signum in STOPS}
@@ -69,6 +74,7 @@ def handle_signals(stop: Callable[[int], None]) -> Iterator[None]:
     try:
         yield
     finally:
+        _handling.clear()
         signal.set_wakeup_fd(wakeup)
         for signum, handler in before.items():
             signal.signal(signum, handler if handler is not None else signal.SIG_DFL)

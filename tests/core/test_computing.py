@@ -47,6 +47,17 @@ def test_no_threads_of_its_own_leaves_those_of_the_process() -> None:
         torch.set_num_threads(before)
 
 
+def test_the_precision_of_products_is_restored_whatever_changed_it() -> None:
+    before = torch.get_float32_matmul_precision()
+    with compute_context(1, torch.device("cpu")):
+        first, second = (compute_context(1, torch.device("cpu"), "tf32") for _ in range(2))
+        for context in (first, second):
+            context.__enter__()
+        for context in (first, second):  # not the last one first: runs in lockstep
+            context.__exit__(None, None, None)
+    assert torch.get_float32_matmul_precision() == before
+
+
 def page_faults(**environment: str) -> int:
     """Of the second of two rounds, in a process of its own; pages of the usual size."""
     command = [sys.executable, "-c", ROUNDS]

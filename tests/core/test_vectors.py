@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedlesam.core.vectors import ascent_, clip_coefficient
+from fedlesam.core.vectors import ascent_, clip_coefficient, rows_of
 
 
 @given(st.integers(1, 4), st.floats(1e-3, 1e3), st.floats(1e-3, 1e3))
@@ -33,3 +33,19 @@ def test_ascent_is_in_place_and_of_norm_rho() -> None:
     assert e is g
     assert e.tolist() == pytest.approx([2 * 3 / (5 + 1e-7), -2 * 4 / (5 + 1e-7)], abs=1e-15)
     assert ascent_(torch.zeros(2), 2.0).tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("places", [[0, 1, 2, 3], [1, 2], [2, 3], [2, 1], [0, 2], [1, 1], [3]])
+def test_rows_of_one_matrix_are_not_copied(places: list[int]) -> None:
+    whole = torch.randn(4, 5, generator=torch.Generator().manual_seed(0))
+    found = rows_of([whole[i] for i in places])
+    assert torch.equal(found, whole[places])
+    copied = found.data_ptr() != whole[places[0]].data_ptr()
+    assert copied == (places != list(range(places[0], places[0] + len(places))))
+
+
+def test_rows_that_are_no_neighbours() -> None:
+    one, two = torch.eye(2, 3), torch.ones(2, 3)
+    assert torch.equal(rows_of([one[1], two[0]]), torch.stack([one[1], two[0]]))
+    halves = one[:, :2]
+    assert torch.equal(rows_of([halves[0], halves[1]]), halves), "a part of each row of the matrix behind it"

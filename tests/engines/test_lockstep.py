@@ -1,5 +1,6 @@
-"""Functions in lockstep: their questions meet, one runs at a time, and an error reaches whom it concerns."""
+"""Functions in lockstep: their questions meet in one thread, and an error reaches whom it concerns."""
 
+import gc
 import threading
 from functools import partial
 
@@ -26,21 +27,59 @@ def test_questions_meet_and_who_has_ended_is_not_waited_for() -> None:
     assert ended == {0: [0], 100: [1000, 1010, 1020], 200: [2000, 2010]}
 
 
-def test_one_runs_at_a_time() -> None:
-    inside, most = 0, 0
+def test_all_run_in_the_callers_thread_each_up_to_its_next_question() -> None:
+    seen: list[tuple[int, int]] = []
 
-    def one() -> None:
-        nonlocal inside, most
-        for _ in range(20):
-            inside += 1
-            most = max(most, inside)
-            threading.Event().wait(0.0001)
-            inside -= 1
-            together.ask(0)
+    def one(number: int) -> None:
+        for time in range(3):
+            seen.append((time, number))
+            threads.add(threading.get_ident())
+            together.ask(number)
+
+    threads: set[int] = set()
+    together: Lockstep[int, int] = Lockstep(lambda questions: questions)
+    together.run([partial(one, number) for number in range(4)])
+    assert seen == [(time, number) for time in range(3) for number in range(4)]
+    assert threads == {threading.get_ident()}
+
+
+def test_another_thread_is_answered_at_once() -> None:
+    meetings: list[list[int]] = []
+
+    def answer(questions: list[int]) -> list[int]:
+        meetings.append(questions)
+        return questions
+
+    def one(number: int) -> None:
+        if number == 1:
+            other = threading.Thread(target=together.ask, args=(7,))
+            other.start()
+            other.join()
+        together.ask(number)
+
+    together: Lockstep[int, int] = Lockstep(answer)
+    together.run([partial(one, number) for number in range(3)])
+    assert meetings == [[7], [0, 1, 2]]
+
+
+def test_what_is_not_handled_ends_the_others_in_order() -> None:
+    ended: list[int] = []
+
+    def one(number: int) -> None:
+        try:
+            together.ask(number)
+            if number == 1:
+                raise ValueError("not handled")
+            together.ask(number)
+        finally:
+            ended.append(number)
 
     together: Lockstep[int, int] = Lockstep(lambda questions: questions)
-    together.run([one] * 4)
-    assert most == 1
+    with pytest.raises(ValueError, match="not handled"):
+        together.run([partial(one, number) for number in range(3)])
+    gc.collect()
+    assert sorted(ended) == [0, 1, 2]
+    assert together.ask(5) == 5, "and it can be used again"
 
 
 @pytest.mark.parametrize("for_all", [False, True])

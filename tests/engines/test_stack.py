@@ -1,5 +1,6 @@
 """Federations that share a stack: each as if it were alone, bit for bit, and as the plain engine to rounding."""
 
+import gc
 import random
 from collections.abc import Iterable
 from functools import partial
@@ -155,6 +156,21 @@ def test_the_generators_are_as_before_after_all_runs() -> None:
     seeds.reseed_everything(3, torch.device("cpu"))
     together("random-step", [0, 1])
     assert (random.random(), np.random.rand(), float(torch.rand(()))) == expected  # noqa: NPY002
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_objects_are_collected_again_after_all_runs(frozen: bool) -> None:
+    """Unless the caller had frozen some: they stay so."""
+    counts: list[int] = []
+    gc.unfreeze()
+    try:
+        if frozen:
+            gc.freeze()
+        Stack(ROWS, compile=False).run([lambda: counts.append(gc.get_freeze_count())])
+        assert counts[0] > 0
+        assert (gc.get_freeze_count() > 0) == frozen
+    finally:
+        gc.freeze()  # as it is in all tests
 
 
 def test_another_method_is_not_taken_for_the_last_one() -> None:
