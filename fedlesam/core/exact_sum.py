@@ -1,5 +1,6 @@
 """A sum of vectors that has the same bits in any order: in 64-bit fixed point, since integers add exactly."""
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -40,12 +41,13 @@ class ExactSum:
     def _halves(self) -> tuple[Tensor, ...]:
         return self.total.chunk(2) if self.wide else (self.total,)
 
-    def add(self, x: Tensor, weight: int) -> Tensor:
+    def add(self, x: Tensor, weight: int, bound: float = math.inf) -> Tensor:
         """Add weight * x, which must be finite and in range; norm(x)^2 in double precision comes out of the same pass.
 
         Args:
             x: a vector.
             weight: an integer.
+            bound: its largest entry times all weights of the sum together. Below RANGE the lower half can hold it.
         """
         square = torch.zeros((), dtype=torch.float64, device=x.device)
         halves = (_pieces(half, CHUNK) for half in self._halves())
@@ -53,10 +55,12 @@ class ExactSum:
             precise = part.to(torch.float64, copy=True)
             square += torch.dot(precise, precise)
             fixed = precise.mul_(SCALE).round_().to(torch.int64)
-            if self.wide:
-                into[1].add_(fixed & (MOST - 1), alpha=weight)
+            if self.wide and bound >= RANGE:
+                into[-1].add_(fixed & (MOST - 1), alpha=weight)
                 fixed >>= LOW
-            into[0].add_(fixed, alpha=weight)
+                into[0].add_(fixed, alpha=weight)
+            else:
+                into[-1].add_(fixed, alpha=weight)
         return square
 
     def add_rows(self, rows: Tensor, weights: Sequence[int], largest: float = RANGE, *, norms: bool = True) -> Tensor:

@@ -94,7 +94,7 @@ class Reduction:
         for name, rows in named.items() if good else ():
             total = self.sums[name] = self.sum_of(name, rows[0])
             if len(good) == 1:
-                found = total.add(rows[good[0]], weights[0])[None]
+                found = total.add(rows[good[0]], weights[0], largest * self.asked)[None]
             else:
                 rows = rows if len(good) == len(answers) else rows[good]
                 found = total.add_rows(rows, weights, largest, norms=name == "update")

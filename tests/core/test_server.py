@@ -87,6 +87,18 @@ def test_a_long_vector_is_summed_whole() -> None:
         assert torch.equal(total.mean(1, torch.float64), -5 * x)
 
 
+@given(st.lists(st.tuples(st.floats(-RANGE, RANGE, width=32), st.integers(1, 10**6)), min_size=1, max_size=6))
+def test_a_sum_by_examples_is_exact_whichever_half_holds_an_entry(parts: list[tuple[float, int]]) -> None:
+    total, asked = ExactSum(torch.zeros(1), wide=True), sum(weight for _, weight in parts)
+    exact = sum(weight * round(x * SCALE) for x, weight in parts)
+    for x, weight in parts:
+        total.add(torch.tensor([x]), weight, abs(x) * asked)
+    high, low = total.total.tolist()
+    assert high * MOST + low == exact
+    small = [abs(x) * asked < RANGE for x, _ in parts]
+    assert high == 0 or not all(small)
+
+
 @pytest.mark.parametrize("wide", [False, True])
 def test_rows_are_added_as_one_by_one(wide: bool) -> None:
     """Small numbers are added up as doubles, large ones as integers; the last sum of doubles below would be wrong."""
