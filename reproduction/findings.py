@@ -38,7 +38,7 @@ class Findings:
         """The best mean on the held-out images; of equal ones the smaller rho."""
         for arm in self.condition.tuned if self.condition.tuning_seeds else ():
             scores = {rho: self.validation(arm, rho) for rho in sorted(self.condition.rhos)}
-            whole = {rho: score.mean for rho, score in scores.items() if score is not None}
+            whole = {rho: round(score.mean, 9) for rho, score in scores.items() if score is not None}
             self.chosen[arm] = max(whole, key=lambda rho: (whole[rho], -rho)) if whole else None
 
     def validation(self, arm: str, rho: float) -> SeedMean | None:

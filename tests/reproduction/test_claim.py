@@ -259,7 +259,7 @@ def test_it_stands_alone(arguments: tuple[str, ...], call: Call, capsys: pytest.
 def test_the_committed_tables_follow_from_the_committed_lines(tmp_path: Path) -> None:
     """Verdicts are computed: a line that is changed, or a rule, changes the page."""
     committed = Path(__file__).parents[2] / "docs" / "results" / "claim"
-    for name in ("claim-cifar10", "claim-regimes", "claim-sharpness"):
+    for name in ("claim-cifar10", "claim-regimes", "claim-regimes-fine", "claim-sharpness"):
         claim.rebuild(studies(CPU)[name], Where(CPU), committed / f"{name}-runs.csv", tmp_path)
         assert (tmp_path / f"{name}.md").read_text("utf-8") == (committed / f"{name}.md").read_text("utf-8"), name
     with pytest.raises(ValueError, match="which is not in claim-cifar10"):
@@ -269,6 +269,17 @@ def test_the_committed_tables_follow_from_the_committed_lines(tmp_path: Path) ->
 def test_lines_of_six_digits_keep_ties(tmp_path: Path) -> None:
     condition = digits()
     assert claim._exact(94.4167, condition) == 100 * 6798 / 7200
+
+
+def test_of_equal_rho_the_smaller_is_chosen_though_sums_are_rounded() -> None:
+    """Both have 13,195 answers of 14,400; as a sum of floating-point numbers the second is larger."""
+    found = Findings(digits(arms=("fedavg", "fedlesam"), rhos=(0.01, 0.03), tuning_seeds=2))
+    for rho, answers in ((0.01, (6500, 6695)), (0.03, (6496, 6699))):
+        found.tuning["fedlesam", rho] = {seed: Result({"accuracy": 100 * n / 7200}) for seed, n in enumerate(answers)}
+    small, large = (found.validation("fedlesam", rho) for rho in (0.01, 0.03))
+    assert small is not None and large is not None and small.mean < large.mean
+    found.choose()
+    assert found.chosen["fedlesam"] == 0.01
 
 
 def test_the_fine_regimes_have_the_papers_rho_and_the_regime_of_theorem_2() -> None:
