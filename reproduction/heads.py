@@ -216,7 +216,7 @@ class Lines:
 
 def _best(values: dict[float, float | None]) -> float | None:
     """The key with the largest value, of equal ones the smallest; None unless all have one."""
-    whole = {key: value for key, value in values.items() if value is not None}
+    whole = {key: round(value, 6) for key, value in values.items() if value is not None}  # equal but for the last bits
     return max(whole, key=lambda key: (whole[key], -key)) if len(whole) == len(values) else None
 
 
