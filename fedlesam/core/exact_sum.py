@@ -128,6 +128,8 @@ def _pieces(x: Tensor, width: int) -> tuple[Tensor, ...]:
 
 
 def _as_float(parts: Sequence[Tensor]) -> Tensor:
-    """The integers of a sum as floating-point numbers, still scaled."""
-    whole = parts[0].double()
-    return whole.mul_(MOST).add_(parts[1]) if len(parts) == 2 else whole
+    """The integers of a sum as floating-point numbers, still scaled; the same ones however the halves divide it."""
+    if len(parts) == 1:
+        return parts[0].double()
+    high, low = parts
+    return (high + (low >> LOW)).double().mul_(MOST).add_(low & (MOST - 1))

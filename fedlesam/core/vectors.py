@@ -106,7 +106,8 @@ def rows_of(vectors: Sequence[Tensor]) -> Tensor:
     if whole is not None and whole.ndim == 2 and whole.is_contiguous() and vectors[0].shape == whole.shape[1:]:
         places = [vector.data_ptr() for vector in vectors]
         size = whole.stride(0) * whole.element_size()
-        first = (places[0] - whole.data_ptr()) // size if size else 0
-        if vectors[-1]._base is whole and places == [places[0] + i * size for i in range(len(places))]:
+        first, rest = divmod(places[0] - whole.data_ptr(), size) if size else (0, 0)
+        neighbours = places == [places[0] + i * size for i in range(len(places))]
+        if neighbours and not rest and vectors[-1]._base is whole:
             return whole[first : first + len(vectors)]
     return torch.stack(list(vectors))

@@ -45,30 +45,38 @@ class Lockstep(Generic[Question, Answer]):
         return found
 
     def run(self, functions: Sequence[Callable[[], None]]) -> None:
-        """Run functions to their ends; what they raise they must handle themselves.
+        """Run functions to their ends.
 
         Args:
             functions: called one after the other, each up to its next question.
+
+        Raises:
+            BaseException: what the first of them raised, once all have ended.
         """
         parts = [greenlet(function) for function in functions]
+        raised: list[BaseException] = []
         self._running = set(parts)
         try:
-            asking = _asking([(part, part.switch()) for part in parts])
+            asking = [(part, question) for part in parts for question in self._questions(part, raised)]
             while asking:
                 answers: Sequence[Answer | BaseException]
                 try:
                     answers = self._answer([question for _, question in asking])
                 except BaseException as error:  # it is raised in every function, which ends as it would alone
                     answers = [error] * len(asking)
-                asking = _asking(
-                    [(part, part.switch(answer)) for (part, _), answer in zip(asking, answers, strict=True)]
-                )
+                told = zip([part for part, _ in asking], answers, strict=True)
+                asking = [(part, again) for part, answer in told for again in self._questions(part, raised, answer)]
         finally:
             self._running = set()
-            for part in parts:
-                part.throw()  # ends those that still wait
+        if raised:
+            raise raised[0]
 
-
-def _asking(parts: list[tuple[greenlet, Question]]) -> list[tuple[greenlet, Question]]:
-    """Those that have not ended, each with its question."""
-    return [(part, question) for part, question in parts if not part.dead]
+    def _questions(
+        self, part: greenlet, raised: list[BaseException], *answer: Answer | BaseException
+    ) -> list[Question]:
+        """Let a function run on, up to its next question; none if it has ended."""
+        try:
+            question: Question = part.switch(*answer)
+        except BaseException as error:
+            raised.append(error)
+        return [] if part.dead else [question]

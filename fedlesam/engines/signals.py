@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 STOPS = (signal.SIGINT, signal.SIGTERM)
-_handling: list[Callable[[int], None]] = []
-"""What the block does that handles signals now."""
+_stops: list[Callable[[int], None]] = []
+"""What the first signal calls, of the outermost block and of those inside it."""
 
 
 class Interrupted(KeyboardInterrupt):
@@ -53,28 +53,35 @@ class StopFlag:
 def handle_signals(stop: Callable[[int], None]) -> Iterator[None]:
     """Handle SIGINT and SIGTERM inside the block; the second signal ends the process at once.
 
-    A block inside another leaves them to that one.
-
     Python runs signal handlers between two of its own instructions, so not while it waits in a library, as for the
-    replies of other processes. A thread that reads the signals' pipe receives them all the same.
+    replies of other processes. A thread that reads the signals' pipe receives them all the same. Inside another block
+    that thread is there already, and a signal stops both.
 
     Args:
         stop: called in that thread with the number of the first signal.
     """
-    if _handling or threading.current_thread() is not threading.main_thread():
+    if threading.current_thread() is not threading.main_thread():
         yield  # signals belong to the main thread
         return
-    _handling.append(stop)
+    with _received() if not _stops else contextlib.nullcontext():
+        _stops.append(stop)
+        try:
+            yield
+        finally:
+            _stops.remove(stop)
+
+
+@contextlib.contextmanager
+def _received() -> Iterator[None]:
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     before: dict[int, Any] = {signum: signal.signal(signum, lambda *_: None) for signum in STOPS}
     wakeup = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
-    listener = threading.Thread(target=_listen, args=(reading, stop), daemon=True)
+    listener = threading.Thread(target=_listen, args=(reading,), daemon=True)
     listener.start()
     try:
         yield
     finally:
-        _handling.clear()
         signal.set_wakeup_fd(wakeup)
         for signum, handler in before.items():
             signal.signal(signum, handler if handler is not None else signal.SIG_DFL)
@@ -84,7 +91,7 @@ def handle_signals(stop: Callable[[int], None]) -> Iterator[None]:
         os.close(reading)
 
 
-def _listen(reading: int, stop: Callable[[int], None]) -> None:
+def _listen(reading: int) -> None:
     received = 0
     while signum := os.read(reading, 1)[0]:
         if signum not in STOPS:
@@ -92,4 +99,5 @@ def _listen(reading: int, stop: Callable[[int], None]) -> None:
         received += 1
         if received > 1:
             os._exit(128 + signum)
-        stop(signum)
+        for stop in list(_stops):
+            stop(signum)

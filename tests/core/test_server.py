@@ -95,6 +95,10 @@ def test_a_sum_by_examples_is_exact_whichever_half_holds_an_entry(parts: list[tu
         total.add(torch.tensor([x]), weight, abs(x) * asked)
     high, low = total.total.tolist()
     assert high * MOST + low == exact
+    split = ExactSum(torch.zeros(1), wide=True)
+    for x, weight in parts:
+        split.add(torch.tensor([x]), weight)
+    assert torch.equal(total.mean(asked, torch.float64), split.mean(asked, torch.float64))
     small = [abs(x) * asked < RANGE for x, _ in parts]
     assert high == 0 or not all(small)
 

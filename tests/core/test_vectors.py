@@ -47,5 +47,10 @@ def test_rows_of_one_matrix_are_not_copied(places: list[int]) -> None:
 def test_rows_that_are_no_neighbours() -> None:
     one, two = torch.eye(2, 3), torch.ones(2, 3)
     assert torch.equal(rows_of([one[1], two[0]]), torch.stack([one[1], two[0]]))
+    pieces = one.view(-1)[1:4], one.view(-1)[2:5]
+    assert torch.equal(rows_of(pieces), torch.stack(pieces)), "of the same length as a row, but across two"
+    whole = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
+    across = whole.view(-1)[1:5], whole.view(-1)[5:9]
+    assert torch.equal(rows_of(across), torch.stack(across))
     halves = one[:, :2]
     assert torch.equal(rows_of([halves[0], halves[1]]), halves), "a part of each row of the matrix behind it"

@@ -1,6 +1,5 @@
 """Functions in lockstep: their questions meet in one thread, and an error reaches whom it concerns."""
 
-import gc
 import threading
 from functools import partial
 
@@ -62,24 +61,42 @@ def test_another_thread_is_answered_at_once() -> None:
     assert meetings == [[7], [0, 1, 2]]
 
 
-def test_what_is_not_handled_ends_the_others_in_order() -> None:
+@pytest.mark.parametrize("error", [ValueError("not handled"), SystemExit(3)])
+def test_what_one_raises_does_not_end_the_others_and_comes_out_at_the_end(error: BaseException) -> None:
     ended: list[int] = []
+
+    def one(number: int) -> None:
+        together.ask(number)
+        if number == 1:
+            raise error
+        together.ask(number)
+        ended.append(number)
+
+    together: Lockstep[int, int] = Lockstep(lambda questions: questions)
+    with pytest.raises(type(error)) as raised:
+        together.run([partial(one, number) for number in range(3)])
+    assert raised.value is error
+    assert ended == [0, 2]
+    assert together.ask(5) == 5, "and it can be used again"
+
+
+def test_each_hears_of_an_error_though_another_raises_it_again() -> None:
+    heard: list[int] = []
+
+    def answer(questions: list[int]) -> list[int]:
+        raise KeyboardInterrupt
 
     def one(number: int) -> None:
         try:
             together.ask(number)
-            if number == 1:
-                raise ValueError("not handled")
-            together.ask(number)
-        finally:
-            ended.append(number)
+        except KeyboardInterrupt:
+            heard.append(number)
+            raise
 
-    together: Lockstep[int, int] = Lockstep(lambda questions: questions)
-    with pytest.raises(ValueError, match="not handled"):
+    together: Lockstep[int, int] = Lockstep(answer)
+    with pytest.raises(KeyboardInterrupt):
         together.run([partial(one, number) for number in range(3)])
-    gc.collect()
-    assert sorted(ended) == [0, 1, 2]
-    assert together.ask(5) == 5, "and it can be used again"
+    assert heard == [0, 1, 2]
 
 
 @pytest.mark.parametrize("for_all", [False, True])
