@@ -204,7 +204,7 @@ class Stack:
 
 @contextlib.contextmanager
 def _settled_objects() -> Iterator[None]:
-    """Leave what is there already out of garbage collection: to go through all of PyTorch takes a twentieth of the time."""
+    """Leave what is there already out of garbage collection: all of PyTorch takes a twentieth of the time."""
     freeze = gc.isenabled() and not gc.get_freeze_count()
     if freeze:
         gc.collect()  # of the runs before
