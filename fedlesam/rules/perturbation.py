@@ -286,7 +286,7 @@ class TrajectoryAscent(Ascent):
     def ascend(self, gradient: Tensor, step: Step) -> Tensor:
         gain, _, bias = step.affine
         assert bias is not None
-        ahead = gradient.copy_(bias).mul_(step.number / (1 - gain)).add_(step.anchor)
+        ahead = gradient.copy_(bias).mul_(step.number * (1 / (1 - gain))).add_(step.anchor)
         return ascent_(ahead.sub_(step.weights), self.rho)
 
 
