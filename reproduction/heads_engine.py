@@ -82,14 +82,14 @@ class HeadStep(MappedStep):
         self.sizes = model.sizes
         (self.hidden, self.inputs), self.classes = model.shapes[0], model.shapes[2][0]
 
-    def __call__(self, rows: Rows, batch: Batch, number: int, noise: Tensor | None) -> Tensor:
+    def __call__(self, rows: Rows, batch: Batch, number: int) -> Tensor:
         """As the general step; inputs have a row of features per sample."""
         x, y = batch
         rule, own = rows.fixed.algorithm.perturbation, rows.own
         known = rule.gradient == "unused" or type(rule) in (LocalAscent, CorrectedAscent, PreviousStepAscent)
         known = known and not rule.teaches and rows.fixed.algorithm.lr_floor == 1
-        if not known or noise is not None or "gain" in own or "pull" in own or "momentum" in own:
-            return super().__call__(rows, (x[:, :, None, None], y), number, noise)
+        if not known or "gain" in own or "pull" in own or "momentum" in own:
+            return super().__call__(rows, (x[:, :, None, None], y), number)
         u, g, lr = own["u"], own["g"], float(rows.shared["lr"])
         v: Tensor = own["v"] if rule.gradient != "unused" else u
         if rule.gradient == "current":

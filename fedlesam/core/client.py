@@ -18,6 +18,7 @@ from fedlesam.core.flat_model import FlatModel
 from fedlesam.core.gradient import BatchGradient
 from fedlesam.core.local import LocalTraining
 from fedlesam.core.messages import Broadcast, ClientResult, Memory
+from fedlesam.core.noise import normal_vectors
 from fedlesam.core.recorded import RecordedRound, given_back, held_round
 from fedlesam.core.slots import Algorithm
 from fedlesam.core.sound import augmented, blame_targets, check_finite, shapes
@@ -94,7 +95,8 @@ def local_update(
     rng = seeds.generator(seed, "batches", broadcast.round, client)
     on_gpu = local.augment is not None and model.device.type == "cuda"
     augment_rng = seeds.generator(seed, "batches", broadcast.round, client, device=model.device) if on_gpu else rng
-    noise = model.scratch("noise") if algorithm.perturbation.draws else None
+    noise = model.hold("noise", r.anchor) if algorithm.perturbation.draws and r.ascends else None
+    drawn = normal_vectors(mask_seed + 1, steps, r.anchor)
     losses: list[Tensor] = []
     taken: list[Tensor | slice] = []
     view, gradient = LocalStep(model, r, r.anchor.new_zeros(())), BatchGradient(model, task, broadcast.buffers)
@@ -107,9 +109,7 @@ def local_update(
         if local.augment is not None:
             batch = augmented(batch, local.augment, augment_rng)
         if noise is not None:
-            seeds.reseed_torch(mask_seed, model.device)
-            noise.copy_(model.hold("noise", noise.normal_())) if model.order is not None else noise.normal_()
-
+            model.hold("noise", next(drawn))
         gradient.batch, number = (batch, mask_seed), len(losses)
         if recorded is not None:
             yield view

@@ -173,10 +173,3 @@ def stacked(batches: list[Batch]) -> Batch:
         "the stacked engine needs batches of tensors that have one shape for all clients, and these differ, as "
         "padded text does; pad to one length in collate, or use the plain engine"
     )
-
-
-def draw_noise(out: Tensor, members: Sequence[Member], step: int) -> None:
-    """Standard normal numbers for a step, each client's from its own seed."""
-    for row, member in zip(out, members, strict=False):
-        seeds.reseed_torch(member.mask + step + 1, out.device)
-        row.normal_()

@@ -15,6 +15,7 @@ from fedlesam.core.buffers import same_bits
 from fedlesam.core.flat_model import FlatModel
 from fedlesam.core.lesson import Lesson, logits
 from fedlesam.core.module_check import check_learns
+from fedlesam.core.noise import standard_normal
 from fedlesam.core.step import look, move
 from fedlesam.core.task import Task
 from fedlesam.engines._replay import Replay, form_of, has_known_operations, settings_of, tree_form
@@ -23,7 +24,7 @@ from fedlesam.engines._trees import Tree, dims_of, leaves, map_tree
 
 log = logging.getLogger("fedlesam")
 
-CONSTANT = ("bias", "e", "gain", "pull", "steps")
+CONSTANT = ("bias", "e", "gain", "mask", "pull", "steps")
 """Rows that a step leaves as they are."""
 
 CHUNK = 4096
@@ -57,18 +58,17 @@ class MappedStep:
         self._programs: list[Program] = []
         """Those used last are at the end."""
 
-    def __call__(self, rows: Rows, batch: Batch, number: int, noise: Tensor | None) -> Tensor:
+    def __call__(self, rows: Rows, batch: Batch, number: int) -> Tensor:
         """Make the step, and return the losses of the clients on their batches.
 
         Args:
             rows: their rounds; they are changed.
             batch: of tensors with a row per client.
             number: of the step.
-            noise: random numbers for a rule that draws.
         """
         while len(self._numbers) <= number:
             self._numbers.append(rows.own["u"].new_tensor(float(len(self._numbers))))
-        given = (batch, self._numbers[number], *(() if noise is None else (noise,)))
+        given = (batch, self._numbers[number])
         try:
             if self.check:
                 self._check_apart(rows, given)
@@ -187,31 +187,22 @@ class MappedStep:
         traced: Callable[..., Sequence[Tensor]] = _inductor.compile(make_fx(step, norms)(*tensors), list(tensors))
         return traced
 
-    def _step(
-        self,
-        rows: Rows,
-        shared: Tree,
-        own: Tree,
-        batch: Batch,
-        number: Tensor,
-        noise: Tensor | None = None,
-    ) -> Tensor:
+    def _step(self, rows: Rows, shared: Tree, own: Tree, batch: Batch, number: Tensor) -> Tensor:
         """Changes `own` in place."""
         self.called = True
 
-        def one(shared: Tree, own: Tree, batch: Batch, noise: Tensor | None) -> Tensor:
+        def one(shared: Tree, own: Tree, batch: Batch) -> Tensor:
             def gradient(at: Tensor, out: Tensor, *, final: bool, lesson: Lesson | None = None) -> Tensor:
                 slope, (_, loss) = grad_and_value(self._losses, has_aux=True)(at, batch, lesson)
                 out.copy_(slope)
                 return torch.as_tensor(loss)
 
             r = round_of(rows.fixed, shared, own)
-            loss = look(r, gradient, number, noise)
+            loss = look(r, gradient, number, _noise(own, number))
             move(r, number)
             return loss
 
-        dims = (dims_of(shared), 0, 0, None if noise is None else 0)
-        losses: Tensor = vmap(one, dims, randomness="error")(shared, own, batch, noise)
+        losses: Tensor = vmap(one, (dims_of(shared), 0, 0), randomness="error")(shared, own, batch)
         return losses
 
     def _losses(self, flat: Tensor, batch: Batch, lesson: Lesson | None) -> tuple[Tensor, Tensor]:
@@ -233,6 +224,13 @@ def _norm(
     squares = x.square()
     chunks = squares[:, : whole * CHUNK].reshape(rows, whole, CHUNK).sum(2).sum(1)
     return (chunks + squares[:, whole * CHUNK :].sum(1)).sqrt()
+
+
+def _noise(own: Tree, number: Tensor) -> Tensor | None:
+    """The random numbers of a client's step, those of the plain loop, for a rule that draws."""
+    if "mask" not in own:
+        return None
+    return standard_normal(own["mask"] + (number.long() + 1), own["u"].numel(), own["u"].dtype)
 
 
 def _changed(rows: Rows, own: Tree) -> Tree:

@@ -210,6 +210,8 @@ def begin_rows(
         own.setdefault("bias", torch.zeros_like(own["u"]))
     if rule.gradient != "unused":
         own |= {"v": own["u"].clone(), "ascent": torch.zeros_like(own["u"])}
+    if masks and rule.gradient != "unused":
+        own["mask"] = torch.tensor([*masks, *[0] * (width - len(masks))], device=anchor.device)
     if not is_number(rule.mix, 1):
         own["first"] = torch.zeros_like(own["u"])
     if not is_number(run.algorithm.lr_floor, 1):

@@ -16,7 +16,7 @@ from fedlesam.core.slots import Algorithm
 from fedlesam.core.state import flatten
 from fedlesam.core.task import Task
 from fedlesam.engines._answers import finish_rows
-from fedlesam.engines._feed import Fetched, Gathered, Member, can_fill_up, draw_noise
+from fedlesam.engines._feed import Fetched, Gathered, Member, can_fill_up
 from fedlesam.engines._mapped import MappedStep, NotStackable
 from fedlesam.engines._replay import Replay
 from fedlesam.engines._rows import Rows, Run, begin_rows
@@ -62,22 +62,17 @@ def train_stack(
     """
     members, steps = [entry.member for entry in entries], [entry.steps for entry in entries]
     run, whole = entries[0].run, apart or step.compile
-    rule = run.algorithm.perturbation
-    masks = [member.mask for member in members] if rule.draws else []
+    masks = [member.mask for member in members] if run.algorithm.perturbation.draws else []
     runs, memories = [entry.run for entry in entries], [entry.memory for entry in entries]
     rows = begin_rows(runs, memories, masks, steps, width, apart, step.replay)
-    noise = torch.zeros_like(rows.own["u"]) if rule.draws and rule.gradient != "unused" else None
     ends, losses = Ends(steps), []
     held = _load(step.model, run)
     step.called = False
     for number in range(steps[0]):
         before_step()
         count = width if whole else ends.running(number)
-        if noise is not None:
-            draw_noise(noise[:count], members, number)
-        batch = feed(number, count)
         part = rows.first(count)
-        losses.append(step(part, batch, number, noise if noise is None else noise[:count]))
+        losses.append(step(part, feed(number, count), number))
         if part is rows:
             ends.keep(rows, number)
     ends.restore(rows)

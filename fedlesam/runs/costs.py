@@ -154,7 +154,11 @@ def predict(config: RunConfig, federation: Federation) -> Prediction:
 def _scratch(federation: Federation) -> int:
     """Bytes of the vectors that only some settings need."""
     local, rule = federation.local, federation.algorithm.perturbation
-    named = [local.momentum or local.optimizer == "adamw", local.optimizer == "adamw", rule.draws]
+    named = [
+        local.momentum or local.optimizer == "adamw",
+        local.optimizer == "adamw",
+        rule.draws and rule.gradient != "unused",
+    ]
     return sum(map(bool, named)) * federation.state.weights.nbytes
 
 

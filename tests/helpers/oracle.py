@@ -5,6 +5,7 @@ correction is written out at every step. Nothing here uses the package's rules, 
 batches and the seeds of random directions are taken from it, because those are inputs.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -39,6 +40,24 @@ def norm(v: Weights) -> float:
 
 def flat(v: Weights) -> Tensor:
     return torch.cat([t.reshape(-1) for t in v.values()])
+
+
+def size(v: Weights) -> int:
+    return sum(t.numel() for t in v.values())
+
+
+def normals(seed: int, count: int) -> Tensor:
+    """Standard normal numbers: two from the 64 bits of the mixed seed xor a place, in unbounded integers."""
+
+    def mixed(x: int) -> int:
+        x = (x ^ x >> 27) * 0x3C79AC492BA7B653 % 2**64
+        x = (x ^ x >> 33) * 0x1C69B3F74AC4AE35 % 2**64
+        return x ^ x >> 27
+
+    bits = [mixed(mixed(seed) ^ place) for place in range((count + 1) // 2)]
+    polar = [(math.sqrt(-2 * math.log((b // 2**40 + 0.5) / 2**24)), math.tau * (b % 2**24) / 2**24) for b in bits]
+    pairs = [(radius * math.cos(angle), radius * math.sin(angle)) for radius, angle in polar]
+    return torch.tensor([first for first, _ in pairs] + [second for _, second in pairs], dtype=torch.float64)[:count]
 
 
 Slope = Callable[[Weights, Any, Any], Weights]
@@ -123,7 +142,9 @@ class Oracle:
     def random(self, seed: int) -> Weights:
         """A random direction; the precision of the model it is for decides what is drawn."""
         draw = torch.Generator().manual_seed(seed)
-        q = torch.randn(sum(t.numel() for t in self.w.values()), generator=draw, dtype=self.draws).double()
+        return self.scaled(torch.randn(size(self.w), generator=draw, dtype=self.draws).double())
+
+    def scaled(self, q: Tensor) -> Weights:
         q = self.rho * q / (q.norm() + 1e-7)
         return {k: piece.reshape(t.shape) for (k, t), piece in zip(self.w.items(), self.cut(q), strict=True)}
 
@@ -167,7 +188,7 @@ class Oracle:
             if self.method == "random-round":
                 e = self.random(derive(self.seed, "step", self.t, i))
             if self.method == "random-step":
-                e = self.random(derive(self.seed, "step", self.t, i) + 1 + taken)
+                e = self.scaled(normals(derive(self.seed, "step", self.t, i) + 1 + taken, size(self.w)))
             if self.method == "shuffled-s":
                 draw_pair = torch.Generator().manual_seed(derive(self.seed, "step", self.t, i))
                 later, earlier = sorted(torch.randperm(10, generator=draw_pair).tolist()[:2])
