@@ -1,5 +1,6 @@
 """A sum of vectors that has the same bits in any order: in 64-bit fixed point, since integers add exactly."""
 
+import functools
 import math
 from collections.abc import Sequence
 
@@ -49,11 +50,11 @@ class ExactSum:
             weight: an integer.
             bound: its largest entry times all weights of the sum together. Below RANGE the lower half can hold it.
         """
-        square = torch.zeros((), dtype=torch.float64, device=x.device)
+        squares: list[Tensor] = []
         halves = (_pieces(half, CHUNK) for half in self._halves())
         for *into, part in zip(*halves, _pieces(x.reshape(-1), CHUNK), strict=True):
             precise = part.to(torch.float64, copy=True)
-            square += torch.dot(precise, precise)
+            squares.append(torch.dot(precise, precise))
             fixed = precise.mul_(SCALE).round_().to(torch.int64)
             if self.wide and bound >= RANGE:
                 into[-1].add_(fixed & (MOST - 1), alpha=weight)
@@ -61,7 +62,7 @@ class ExactSum:
                 into[0].add_(fixed, alpha=weight)
             else:
                 into[-1].add_(fixed, alpha=weight)
-        return square
+        return _added(squares)
 
     def add_rows(self, rows: Tensor, weights: Sequence[int], largest: float = RANGE, *, norms: bool = True) -> Tensor:
         """Add several vectors at once, as `add` would one by one; their squared norms.
@@ -73,14 +74,14 @@ class ExactSum:
             norms: whether the norms are wanted; else they are 0.
         """
         count = len(weights)
-        squares = torch.zeros(count, dtype=torch.float64, device=rows.device)
+        squares: list[Tensor] = []
         factors = None if set(weights) == {1} else torch.tensor(weights, device=rows.device)[:, None]
         width, rows = max(1, CHUNK // count), rows.reshape(count, -1)
         small = factors is None and not self.wide and count * largest * SCALE < WHOLE
         for *into, part in zip(*(_pieces(half, width) for half in self._halves()), _pieces(rows, width), strict=True):
             precise = part.to(torch.float64, copy=True)
             if norms:
-                squares += torch.linalg.vecdot(precise, precise)
+                squares.append(torch.linalg.vecdot(precise, precise))
             fixed = precise.mul_(SCALE).round_()
             if small:
                 into[0].add_(fixed.sum(0).to(torch.int64))
@@ -89,7 +90,7 @@ class ExactSum:
             parts = (fixed >> LOW, fixed & (MOST - 1)) if self.wide else (fixed,)
             for total, each in zip(into, parts, strict=True):
                 total.add_((each if factors is None else each * factors).sum(0))
-        return squares
+        return _added(squares) if norms else rows.new_zeros(count, dtype=torch.float64)
 
     def mean(self, weight: int, dtype: torch.dtype) -> Tensor:
         """The sum divided by a weight.
@@ -112,19 +113,24 @@ class ExactSum:
             landed: a vector.
             anchor: a vector.
         """
-        total = torch.zeros((), dtype=torch.float64, device=landed.device)
+        pulls: list[Tensor] = []
         halves = (_pieces(half, CHUNK) for half in self._halves())
         ends = (_pieces(end, CHUNK) for end in (landed, anchor))
         for after, before, *parts in zip(*ends, *halves, strict=True):
             precise = (after - before).double()
             mean = _as_float(parts).div_(SCALE * weight)
-            total += torch.dot(mean.mul_(2).sub_(precise), precise)
-        return float(total)
+            pulls.append(torch.dot(mean.mul_(2).sub_(precise), precise))
+        return float(_added(pulls))
 
 
 def _pieces(x: Tensor, width: int) -> tuple[Tensor, ...]:
     """Parts of its last dimension; `split` is slow where there is only one."""
     return (x,) if x.shape[-1] <= width else torch.split(x, width, dim=-1)
+
+
+def _added(values: Sequence[Tensor]) -> Tensor:
+    """Their sum, from the first to the last."""
+    return functools.reduce(torch.add, values)
 
 
 def _as_float(parts: Sequence[Tensor]) -> Tensor:

@@ -24,9 +24,6 @@ from fedlesam.engines._trees import Tree, dims_of, leaves, map_tree
 
 log = logging.getLogger("fedlesam")
 
-CONSTANT = ("bias", "e", "gain", "mask", "pull", "steps")
-"""Rows that a step leaves as they are."""
-
 CHUNK = 4096
 """Numbers that inductor adds up in registers; a longer sum takes it four times as long."""
 
@@ -92,9 +89,7 @@ class MappedStep:
             bound.program.uses += 1
             return self._step(rows, rows.in_steps, rows.own, *given)
         assert bound.program.run is not None
-        losses, *changed = bound.program.run(*bound.tensors, *batch)
-        for (into, name, place), tensor in zip(bound.changes, changed, strict=True):
-            into[name] = bound.tensors[place] = tensor
+        [losses] = bound.program.run(*bound.tensors, *batch)
         return losses
 
     def _check_apart(self, rows: Rows, given: tuple[Any, ...]) -> None:
@@ -114,23 +109,15 @@ class MappedStep:
                 )
 
     def _bound(self, rows: Rows, given: tuple[Any, ...], shapes: list[torch.Size]) -> Bound:
-        """The program of these rows, with its tensors. A recorded one changes them in place."""
+        """The program of these rows, with its tensors."""
         own = self._given_rows(rows)
-        tensors = leaves(rows.in_steps)
-        changes: list[tuple[Tree, str, int]] = []
-        for slot, value in own.items():
-            into = rows.own[slot] if isinstance(value, dict) else rows.own
-            for name in into if isinstance(value, dict) else (slot,):
-                if self.compile and slot not in CONSTANT:
-                    changes.append((into, name, len(tensors)))
-                tensors.append(into[name])
         forms = [tree_form(rows.in_steps), tree_form(own), [form_of(t) for t in tree.leaves(given)]]
         key = self.compile, forms, rows.fixed, None if self.compile else settings_of(self.model)
         program = next((program for program in self._programs if program.key == key), None)
         program = Program(key) if program is None else program
         others = [other for other in self._programs if other is not program]
         self._programs = [*(others if self.compile else others[-MOST + 1 :]), program]
-        return Bound(shapes, program, tensors, changes)
+        return Bound(shapes, program, [*leaves(rows.in_steps), *leaves(own)])
 
     def _given_rows(self, rows: Rows) -> Tree:
         """The rows that a program takes: a compiled one makes what it overwrites itself."""
@@ -159,32 +146,27 @@ class MappedStep:
         return program.run is not None
 
     def _trace(self, rows: Rows, given: tuple[Any, ...]) -> Callable[..., Sequence[Tensor]]:
-        """The step as a function of tensors. Compiled, it changes none; it returns the losses and the changed rows.
+        """The step as a function of tensors, which changes the rows in place and returns the losses.
 
         It goes to the compiler's back end as it is: nothing is left for dynamo, whose checks at every call take longer
         than the step of few clients, and which gives up after eight programs.
         """
         shared, own = rows.in_steps, self._given_rows(rows)
-        tensors = [*leaves(shared), *leaves(own), *tree.leaves(given)]
+        tensors = [*leaves(shared), *(tensor.clone() for tensor in (*leaves(own), *tree.leaves(given)))]
 
-        def step(*tensors: Tensor) -> tuple[Tensor, ...]:
+        def step(*tensors: Tensor) -> tuple[Tensor]:
             left = iter(tensors)
             theirs, mine = map_tree(shared, lambda _: next(left)), map_tree(own, lambda _: next(left))
-            if self.compile:
-                mine = map_tree(mine, torch.clone)
-                mine |= {name: mine["u"].clone() for name in rows.scratch}
-            losses = self._step(rows, theirs, mine, *tree.tree_map(lambda _: next(left), given))
-            return losses, *(leaves(_changed(rows, mine)) if self.compile else ())
+            mine |= {name: torch.empty_like(mine["u"]) for name in rows.own if name not in mine}
+            return (self._step(rows, theirs, mine, *tree.tree_map(lambda _: next(left), given)),)
 
         if not self.compile:
-            fixed = len(leaves(shared))
-            copies = [*tensors[:fixed], *(tensor.clone() for tensor in tensors[fixed:])]
-            recorded: Callable[..., Sequence[Tensor]] = make_fx(step)(*copies).forward
+            recorded: Callable[..., Sequence[Tensor]] = make_fx(step)(*tensors).forward
             return recorded
         from torch import _inductor  # as long to import as PyTorch itself
 
         norms = {torch.ops.aten.linalg_vector_norm.default: _norm}
-        traced: Callable[..., Sequence[Tensor]] = _inductor.compile(make_fx(step, norms)(*tensors), list(tensors))
+        traced: Callable[..., Sequence[Tensor]] = _inductor.compile(make_fx(step, norms)(*tensors), tensors)
         return traced
 
     def _step(self, rows: Rows, shared: Tree, own: Tree, batch: Batch, number: Tensor) -> Tensor:
@@ -231,11 +213,6 @@ def _noise(own: Tree, number: Tensor) -> Tensor | None:
     if "mask" not in own:
         return None
     return standard_normal(own["mask"] + (number.long() + 1), own["u"].numel(), own["u"].dtype)
-
-
-def _changed(rows: Rows, own: Tree) -> Tree:
-    """The rows that a step changes and that are not scratch."""
-    return {name: value for name, value in own.items() if name not in (*CONSTANT, *rows.scratch)}
 
 
 def _moved(given: tuple[Any, ...], order: Tensor) -> tuple[Any, ...]:

@@ -55,7 +55,7 @@ class Program:
 
     key: object
     run: Callable[..., Sequence[Tensor]] | None = None
-    """Returns the losses and the rows that the step changed; None: it is not made."""
+    """Changes rows in place and returns the losses; None: it is not made."""
     uses: int = 0
     """How often the step was made without it."""
     fails: bool = False
@@ -69,9 +69,7 @@ class Bound(NamedTuple):
     """Of the batches that it is for."""
     program: Program
     tensors: list[Tensor]
-    """What it takes beside a batch; what it changed is put back here."""
-    changes: list[tuple[Tree, str, int]]
-    """Where else that goes: a dict, a name in it, and the number among the tensors."""
+    """What it takes beside a batch."""
 
 
 @dataclass
