@@ -34,10 +34,10 @@ def standard_normal(seeds: Tensor, size: int, dtype: torch.dtype) -> Tensor:
         dtype: of the numbers; the same ones to rounding in any.
     """
     half = (size + 1) // 2
-    bits = _mixed(_mixed(seeds)[..., None] ^ torch.arange(half, device=seeds.device))
-    radius = _low(bits >> 40, BITS).to(dtype).add_(0.5).mul_(2.0**-BITS).log_().mul_(-2.0).sqrt_()
-    angle = _low(bits, BITS).to(dtype).mul_(math.tau * 2.0**-BITS)
-    return torch.cat([radius * angle.cos(), radius * angle.sin()], -1)[..., :size]
+    bits = _mix_(_mix_(seeds.clone())[..., None] ^ torch.arange(half, device=seeds.device))
+    radius = _low_(bits >> 40, BITS).to(dtype).add_(0.5).mul_(2.0**-BITS).log_().mul_(-2.0).sqrt_()
+    angle = _low_(bits, BITS).to(dtype).mul_(math.tau * 2.0**-BITS)
+    return torch.cat([angle.cos().mul_(radius), angle.sin().mul_(radius)], -1)[..., :size]
 
 
 def normal_vectors(seed: int, count: int, like: Tensor) -> Iterator[Tensor]:
@@ -54,13 +54,13 @@ def normal_vectors(seed: int, count: int, like: Tensor) -> Iterator[Tensor]:
         yield from standard_normal(seeds, like.numel(), like.dtype).unbind()
 
 
-def _mixed(x: Tensor) -> Tensor:
-    """A permutation of the 64-bit integers that looks random; products drop what is above 64 bits."""
-    x = (x ^ _low(x >> 27, 37)) * FACTORS[0]
-    x = (x ^ _low(x >> 33, 31)) * FACTORS[1]
-    return x ^ _low(x >> 27, 37)
+def _mix_(x: Tensor) -> Tensor:
+    """A permutation of the 64-bit integers that looks random, in place; products drop what is above 64 bits."""
+    x.bitwise_xor_(_low_(x >> 27, 37)).mul_(FACTORS[0])
+    x.bitwise_xor_(_low_(x >> 33, 31)).mul_(FACTORS[1])
+    return x.bitwise_xor_(_low_(x >> 27, 37))
 
 
-def _low(x: Tensor, bits: int) -> Tensor:
-    """The lowest bits. After a shift, which repeats the sign, they are those of an unsigned one."""
-    return x & ((1 << bits) - 1)
+def _low_(x: Tensor, bits: int) -> Tensor:
+    """The lowest bits, in place. After a shift, which repeats the sign, they are those of an unsigned one."""
+    return x.bitwise_and_((1 << bits) - 1)
