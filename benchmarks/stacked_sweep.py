@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 from measure import machine
 
+from fedlesam.core.computing import settled_objects
 from fedlesam.data.dataset import DataSet, Images
 from fedlesam.engines.stack import Stack
 from fedlesam.runs.build import build, load_data
@@ -122,8 +123,9 @@ def main() -> None:
             base = dataclasses.replace(base, engine=engine, stack_runs=rows, compile=way == "compiled")
             configs = plans(base, options.runs if rows else options.alone)
             data = features() if options.shape == "features" else load_data(base)
-            found = [training(configs, data, options.rounds) / len(configs)]
-            found.append(0.0 if options.only_training else whole(configs, data) / len(configs))
+            with settled_objects:  # as a sweep does
+                found = [training(configs, data, options.rounds) / len(configs)]
+                found.append(0.0 if options.only_training else whole(configs, data) / len(configs))
             units = units or found
             times = " | ".join(f"{unit / mine:.1f}" if mine else "-" for unit, mine in zip(units, found, strict=True))
             print(f"| {method} | {way} | {found[0]:.3f} | {found[1]:.3f} | {times} |", flush=True)

@@ -64,25 +64,20 @@ class ExactSum:
                 into[-1].add_(fixed, alpha=weight)
         return _added(squares)
 
-    def add_rows(self, rows: Tensor, weights: Sequence[int], largest: float = RANGE, *, norms: bool = True) -> Tensor:
-        """Add several vectors at once, as `add` would one by one; their squared norms.
+    def add_rows(self, rows: Tensor, weights: Sequence[int], largest: float = RANGE) -> None:
+        """Add several vectors at once, as `add` would one by one.
 
         Args:
             rows: a vector each.
             weights: an integer each.
             largest: no entry is larger.
-            norms: whether the norms are wanted; else they are 0.
         """
         count = len(weights)
-        squares: list[Tensor] = []
         factors = None if set(weights) == {1} else torch.tensor(weights, device=rows.device)[:, None]
         width, rows = max(1, CHUNK // count), rows.reshape(count, -1)
         small = factors is None and not self.wide and count * largest * SCALE < WHOLE
         for *into, part in zip(*(_pieces(half, width) for half in self._halves()), _pieces(rows, width), strict=True):
-            precise = part.to(torch.float64, copy=True)
-            if norms:
-                squares.append(torch.linalg.vecdot(precise, precise))
-            fixed = precise.mul_(SCALE).round_()
+            fixed = part.to(torch.float64, copy=True).mul_(SCALE).round_()
             if small:
                 into[0].add_(fixed.sum(0).to(torch.int64))
                 continue
@@ -90,7 +85,6 @@ class ExactSum:
             parts = (fixed >> LOW, fixed & (MOST - 1)) if self.wide else (fixed,)
             for total, each in zip(into, parts, strict=True):
                 total.add_((each if factors is None else each * factors).sum(0))
-        return _added(squares) if norms else rows.new_zeros(count, dtype=torch.float64)
 
     def mean(self, weight: int, dtype: torch.dtype) -> Tensor:
         """The sum divided by a weight.

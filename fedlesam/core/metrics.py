@@ -8,6 +8,7 @@ Arguments of the functions:
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, get_args
 
 import torch
@@ -152,32 +153,34 @@ def _distances(outputs: Tensor, targets: Tensor) -> Tensor:
     return torch.stack([far.sum(), far.new_tensor(far.numel())])
 
 
-def _token_scores(ignore: int) -> Callable[[Tensor, Tensor], Tensor]:
-    def scores(outputs: Tensor, targets: Tensor) -> Tensor:
-        flat, y = outputs.reshape(-1, outputs.shape[-1]).float(), targets.reshape(-1)
-        loss = F.cross_entropy(flat, y, ignore_index=ignore, reduction="sum")
-        return torch.stack([loss, (y != ignore).sum().to(loss.dtype)])
-
-    return scores
+def _f1(total: Tensor) -> Tensor:
+    return 2 * total[0] / total[1].clamp(min=1)
 
 
-def _token_hits(ignore: int) -> Callable[[Tensor, Tensor], Tensor]:
-    def found(outputs: Tensor, targets: Tensor) -> Tensor:
-        known = targets != ignore
-        return torch.stack([((outputs.argmax(-1) == targets) & known).sum(), known.sum()])
-
-    return found
+def _token_scores(outputs: Tensor, targets: Tensor, ignore: int) -> Tensor:
+    flat, y = outputs.reshape(-1, outputs.shape[-1]).float(), targets.reshape(-1)
+    loss = F.cross_entropy(flat, y, ignore_index=ignore, reduction="sum")
+    return torch.stack([loss, (y != ignore).sum().to(loss.dtype)])
 
 
-def _overlaps(ignore: int) -> Callable[[Tensor, Tensor], Tensor]:
-    def found(outputs: Tensor, targets: Tensor) -> Tensor:
-        classes, known = outputs.shape[1], targets != ignore
-        said, true = outputs.argmax(1)[known], targets[known]
-        both = said[said == true]
-        parts = [torch.bincount(part, minlength=classes) for part in (both, said, true)]
-        return torch.stack([parts[0], parts[1] + parts[2] - parts[0]])
+def _token_hits(outputs: Tensor, targets: Tensor, ignore: int) -> Tensor:
+    known = targets != ignore
+    return torch.stack([((outputs.argmax(-1) == targets) & known).sum(), known.sum()])
 
-    return found
+
+def _pixel_hits(outputs: Tensor, targets: Tensor, ignore: int) -> Tensor:
+    return _token_hits(outputs.movedim(1, -1), targets, ignore)
+
+
+def _overlaps(outputs: Tensor, targets: Tensor, ignore: int) -> Tensor:
+    """By class, the pixels of both and of either; those that do not count are in a class beyond the last."""
+    classes, known = outputs.shape[1], targets != ignore
+    said, true = (torch.where(known, part.long(), classes).reshape(-1) for part in (outputs.argmax(1), targets))
+    counts = torch.zeros(3, classes + 1, dtype=torch.int64, device=targets.device)
+    for row, part in zip(counts, (torch.where(said == true, said, classes), said, true), strict=True):
+        row.scatter_add_(0, part, torch.ones_like(part))
+    both, *each = counts[:, :classes]
+    return torch.stack([both, each[0] + each[1] - both])
 
 
 def _mean_overlap(total: Tensor) -> Tensor:
@@ -193,7 +196,7 @@ def _exp(total: Tensor) -> float:
 accuracy = Metric(hits, finish=_share)
 """The share of samples whose largest output is that of their class; also known by class."""
 binary_accuracy = Metric(_right_signs, finish=_share)
-f1 = Metric(_label_counts, finish=lambda total: 2 * total[0] / total[1].clamp(min=1))
+f1 = Metric(_label_counts, finish=_f1)
 """Of all labels of all samples together (micro)."""
 mae = Metric(_distances, "smaller", finish=_share)
 
@@ -204,7 +207,7 @@ def perplexity(ignore: int = -100) -> Metric:
     Args:
         ignore: Targets that do not count.
     """
-    return Metric(_token_scores(ignore), "smaller", finish=_exp)
+    return Metric(partial(_token_scores, ignore=ignore), "smaller", finish=_exp)
 
 
 def token_accuracy(ignore: int = -100) -> Metric:
@@ -213,7 +216,7 @@ def token_accuracy(ignore: int = -100) -> Metric:
     Args:
         ignore: Targets that do not count.
     """
-    return Metric(_token_hits(ignore), finish=_share)
+    return Metric(partial(_token_hits, ignore=ignore), finish=_share)
 
 
 def pixel_accuracy(ignore: int = 255) -> Metric:
@@ -222,8 +225,7 @@ def pixel_accuracy(ignore: int = 255) -> Metric:
     Args:
         ignore: Targets that do not count.
     """
-    count = _token_hits(ignore)
-    return Metric(lambda outputs, targets: count(outputs.movedim(1, -1), targets), finish=_share)
+    return Metric(partial(_pixel_hits, ignore=ignore), finish=_share)
 
 
 def mean_iou(ignore: int = 255) -> Metric:
@@ -232,7 +234,7 @@ def mean_iou(ignore: int = 255) -> Metric:
     Args:
         ignore: Targets that do not count.
     """
-    return Metric(_overlaps(ignore), finish=_mean_overlap)
+    return Metric(partial(_overlaps, ignore=ignore), finish=_mean_overlap)
 
 
 NAMED: dict[str, Callable[[], Metric]] = {

@@ -19,6 +19,9 @@ from fedlesam.core.slots import State
 from fedlesam.core.state import unflatten
 from fedlesam.core.vectors import rows_of
 
+ABOVE = 1.001
+"""A norm in single precision, times this, is no smaller than any entry."""
+
 
 @dataclass(frozen=True)
 class ResultSummary:
@@ -87,21 +90,24 @@ class Reduction:
         for slot in ("perturbation", "correction"):
             for name in getattr(answers[0], slot):
                 named[f"{slot}/{name}"] = rows_of([getattr(answer, slot)[name] for answer in answers])
-        wrong, largest = self._refusals(answers, named)
+        bounds = _bounds(named)
+        wrong, largest = self._refusals(answers, named, bounds)
         good = [i for i, why in enumerate(wrong) if not why]
         weights = [answers[i].examples if self.by_examples else 1 for i in good]
-        squares: list[float] = []
+        squares = {i: bounds[i][0] ** 2 for i in good}
         for name, rows in named.items() if good else ():
             total = self.sums[name] = self.sum_of(name, rows[0])
-            if len(good) == 1:
-                found = total.add(rows[good[0]], weights[0], largest * self.asked)[None]
-            else:
-                rows = rows if len(good) == len(answers) else rows[good]
-                found = total.add_rows(rows, weights, largest, norms=name == "update")
-            squares = found.tolist() if name == "update" else squares
-        for i, weight, square in zip(good, weights, squares, strict=True):
+            if len(good) > 1:
+                total.add_rows(rows if len(good) == len(answers) else rows[good], weights, largest)
+                continue
+            square = total.add(rows[good[0]], weights[0], largest * self.asked)
+            if name == "update":
+                squares = {good[0]: float(square)}
+        for i, weight in zip(good, weights, strict=True):
             one, result = answers[i], answers[i].result
-            self.summaries[one.client] = ResultSummary(weight, one.loss, result.steps, result.lr, square, one.buffers)
+            self.summaries[one.client] = ResultSummary(
+                weight, one.loss, result.steps, result.lr, squares[i], one.buffers
+            )
         return [NotFinite(why, self.round, a.client) if why else None for why, a in zip(wrong, answers, strict=True)]
 
     def sum_of(self, name: str, like: Tensor) -> ExactSum:
@@ -113,23 +119,17 @@ class Reduction:
         """
         return self.sums.get(name) or ExactSum(like, wide=self.by_examples)
 
-    def _refusals(self, answers: Sequence[ClientResult], named: Mapping[str, Tensor]) -> tuple[list[str], float]:
-        """Why each result cannot be added, empty where it can, and the largest entry of all that can.
-
-        The device is read once for all of them.
-        """
+    def _refusals(
+        self, answers: Sequence[ClientResult], named: Mapping[str, Tensor], bounds: Sequence[Sequence[float]]
+    ) -> tuple[list[str], float]:
+        """Why each result cannot be added, empty where it can, and what no entry of those that can is larger than."""
         if self.by_examples and self.asked > MOST:
             why = f"the clients asked have {self.asked} examples, at most {MOST} can be weighted"
             return [why] * len(answers), RANGE
-        if len(answers) == 1:
-            ends = [torch.stack(rows[0].aminmax()).abs().amax()[None] for rows in named.values()]
-        else:
-            each = (rows.reshape(len(answers), -1) for rows in named.values())
-            ends = [rows.abs().amax(1) for rows in each]  # aminmax takes ten times as long
-        peaks = torch.stack(ends).T.tolist()
         limit, simple = self._limit, self.max_norm is None and not any(answer.buffers for answer in answers)
-        if simple and all(peak < limit for own in peaks for peak in own):
-            return [""] * len(answers), max(map(max, peaks))
+        if simple and all(bound < limit for own in bounds for bound in own):
+            return [""] * len(answers), max(map(max, bounds))
+        peaks = torch.stack([rows.reshape(len(answers), -1).abs().amax(1) for rows in named.values()], 1).tolist()
         found = [self._refusal(a, dict(zip(named, own, strict=True))) for a, own in zip(answers, peaks, strict=True)]
         return found, max((max(own) for own, why in zip(peaks, found, strict=True) if not why), default=RANGE)
 
@@ -237,3 +237,19 @@ class Reduction:
             return math.nan
         squares = sum(summary.weight * summary.square for summary in self.ordered) / self.weight
         return max(0.0, squares - self.sums["update"].pull(self.weight, landed, anchor))
+
+
+def _bounds(named: Mapping[str, Tensor]) -> list[list[float]]:
+    """For each client and vector a number that no entry is larger than, or no number; the device is read once.
+
+    Of one client it is the largest entry. Of several it is the norm, which takes fewer operations, and the update's is
+    in double precision.
+    """
+    update, *rest = (rows.reshape(len(rows), -1) for rows in named.values())
+    if len(update) == 1:
+        ends = [torch.stack(rows.aminmax()).abs().amax()[None] for rows in (update, *rest)]
+    else:
+        norm, double = torch.linalg.vector_norm, torch.float64
+        ends = [norm(update, dim=1, dtype=double), *(norm(rows, dim=1).mul_(ABOVE).double() for rows in rest)]
+    found: list[list[float]] = torch.stack(ends, 1).tolist()
+    return found

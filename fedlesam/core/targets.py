@@ -7,6 +7,7 @@ Arguments of the functions:
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -76,11 +77,12 @@ def tokens(ignore: int) -> Fits:
         ignore: The target that does not count.
     """
 
-    def fits(y: Tensor, output: Sequence[int], where: str) -> None:
-        _positions(y, tuple(output[1:-1]), where, "a token for each position")
-        _in_range(y, output[-1], where, ignore)
+    return partial(_tokens, ignore=ignore)
 
-    return fits
+
+def _tokens(y: Tensor, output: Sequence[int], where: str, ignore: int) -> None:
+    _positions(y, tuple(output[1:-1]), where, "a token for each position")
+    _in_range(y, output[-1], where, ignore)
 
 
 def pixels(ignore: int) -> Fits:
@@ -90,16 +92,17 @@ def pixels(ignore: int) -> Fits:
         ignore: The target that does not count.
     """
 
-    def fits(y: Tensor, output: Sequence[int], where: str) -> None:
-        if len(output) < 3:
-            raise ValueError(
-                f"{where}: the outputs have the shape {tuple(output)}, and a class for each pixel needs (n, classes, "
-                "height, width); for one class for each sample take Task.classification()"
-            )
-        _positions(y, tuple(output[2:]), where, "a class for each pixel")
-        _in_range(y, output[1] if len(output) > 1 else 1, where, ignore)
+    return partial(_pixels, ignore=ignore)
 
-    return fits
+
+def _pixels(y: Tensor, output: Sequence[int], where: str, ignore: int) -> None:
+    if len(output) < 3:
+        raise ValueError(
+            f"{where}: the outputs have the shape {tuple(output)}, and a class for each pixel needs (n, classes, "
+            "height, width); for one class for each sample take Task.classification()"
+        )
+    _positions(y, tuple(output[2:]), where, "a class for each pixel")
+    _in_range(y, output[1], where, ignore)
 
 
 def _positions(y: Tensor, expected: tuple[int, ...], where: str, what: str) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, TypedDict, Unpack, get_args
 
 import torch.nn.functional as F
@@ -87,7 +88,8 @@ class Task:
     @property
     def by_class(self) -> bool:
         """Whether accuracy is known by class."""
-        return self.measured.get("accuracy") is measures.accuracy
+        accuracy = self.measured.get("accuracy")
+        return accuracy is not None and accuracy.f is measures.hits
 
     def is_smaller(self, name: str) -> bool:
         """Whether a smaller value of a metric is better.
@@ -215,11 +217,7 @@ class Task:
             **options: as for every ready task.
         """
 
-        def loss(outputs: Tensor, targets: Tensor) -> Tensor:
-            flat, y = outputs.reshape(-1, outputs.shape[-1]), targets.reshape(-1)
-            total = F.cross_entropy(flat, y, ignore_index=ignore_index, reduction="sum")
-            return total / (y != ignore_index).sum().clamp(min=1)  # a batch of padding alone has the loss 0
-
+        loss = partial(_of_tokens, ignore=ignore_index)
         own = {"perplexity": measures.perplexity(ignore_index), "token_accuracy": measures.token_accuracy(ignore_index)}
         return cls.supervised(loss, "language_model", fitting.tokens(ignore_index), **_more(options, own))
 
@@ -232,10 +230,7 @@ class Task:
             **options: as for every ready task.
         """
 
-        def loss(outputs: Tensor, targets: Tensor) -> Tensor:
-            total = F.cross_entropy(outputs, targets, ignore_index=ignore_index, reduction="sum")
-            return total / (targets != ignore_index).sum().clamp(min=1)
-
+        loss = partial(_of_pixels, ignore=ignore_index)
         own = {"mean_iou": measures.mean_iou(ignore_index), "accuracy": measures.pixel_accuracy(ignore_index)}
         return cls.supervised(loss, "segmentation", fitting.pixels(ignore_index), **_more(options, own))
 
@@ -246,20 +241,7 @@ class Task:
         Args:
             options: Of `Options`: metrics, inputs, outputs, targets, collate.
         """
-        inputs = options.get("inputs")
-
-        def loss(model: Any, batch: Batch) -> Any:
-            named = batch if inputs is None else inputs(batch)
-            if not isinstance(named, Mapping):
-                raise ValueError(
-                    f"Task.huggingface() calls model(**batch), and a batch is a {type(named).__name__}; give "
-                    'clients as dicts, e.g. {"input_ids": x, "labels": y}, or Task.huggingface(inputs=...)'
-                )
-            found = getattr(model(**named), "loss", None)
-            if found is None:
-                raise Unsupported("the model returned no .loss; give it labels, as batch['labels'] of a dict")
-            return found
-
+        loss = partial(_own_loss, inputs=options.get("inputs"))
         known = _more(options, {"accuracy": measures.accuracy})
         metrics, targets = known.get("metrics", ()), known.get("targets")
         return cls(loss, metrics, known.get("outputs"), targets, known.get("collate"), "huggingface")
@@ -390,6 +372,28 @@ def _more(options: Options, own: Mapping[str, Metric]) -> Options:
     """The options of a ready task with its own metrics after the user's."""
     given = named_metrics(options.get("metrics", ()))
     return {**options, "metrics": {**given, **{name: m for name, m in own.items() if name not in given}}}
+
+
+def _of_tokens(outputs: Tensor, targets: Tensor, ignore: int) -> Tensor:
+    return _of_pixels(outputs.reshape(-1, outputs.shape[-1]), targets.reshape(-1), ignore)
+
+
+def _of_pixels(outputs: Tensor, targets: Tensor, ignore: int) -> Tensor:
+    total = F.cross_entropy(outputs, targets, ignore_index=ignore, reduction="sum")
+    return total / (targets != ignore).sum().clamp(min=1)  # a batch of padding alone has the loss 0
+
+
+def _own_loss(model: Any, batch: Batch, inputs: Callable[[Batch], Any] | None) -> Any:
+    named = batch if inputs is None else inputs(batch)
+    if not isinstance(named, Mapping):
+        raise ValueError(
+            f"Task.huggingface() calls model(**batch), and a batch is a {type(named).__name__}; give "
+            'clients as dicts, e.g. {"input_ids": x, "labels": y}, or Task.huggingface(inputs=...)'
+        )
+    found = getattr(model(**named), "loss", None)
+    if found is None:
+        raise Unsupported("the model returned no .loss; give it labels, as batch['labels'] of a dict")
+    return found
 
 
 def _signs(outputs: Tensor, targets: Tensor) -> Tensor:

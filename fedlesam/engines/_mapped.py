@@ -18,14 +18,12 @@ from fedlesam.core.module_check import check_learns
 from fedlesam.core.noise import standard_normal
 from fedlesam.core.step import look, move
 from fedlesam.core.task import Task
+from fedlesam.engines._compile import compiled
 from fedlesam.engines._replay import Replay, form_of, has_known_operations, settings_of, tree_form
 from fedlesam.engines._rows import Bound, Program, Rows, round_of
 from fedlesam.engines._trees import Tree, dims_of, leaves, map_tree
 
 log = logging.getLogger("fedlesam")
-
-CHUNK = 4096
-"""Numbers that inductor adds up in registers; a longer sum takes it four times as long."""
 
 FROM, MOST = 100, 8
 """Uncompiled steps of one form after which it is recorded, which takes as long as two hundred; forms that are kept."""
@@ -160,14 +158,10 @@ class MappedStep:
             mine |= {name: torch.empty_like(mine["u"]) for name in rows.own if name not in mine}
             return (self._step(rows, theirs, mine, *tree.tree_map(lambda _: next(left), given)),)
 
-        if not self.compile:
-            recorded: Callable[..., Sequence[Tensor]] = make_fx(step)(*tensors).forward
-            return recorded
-        from torch import _inductor  # as long to import as PyTorch itself
-
-        norms = {torch.ops.aten.linalg_vector_norm.default: _norm}
-        traced: Callable[..., Sequence[Tensor]] = _inductor.compile(make_fx(step, norms)(*tensors), tensors)
-        return traced
+        if self.compile:
+            return compiled(step, tensors)
+        recorded: Callable[..., Sequence[Tensor]] = make_fx(step)(*tensors).forward
+        return recorded
 
     def _step(self, rows: Rows, shared: Tree, own: Tree, batch: Batch, number: Tensor) -> Tensor:
         """Changes `own` in place."""
@@ -194,18 +188,6 @@ class MappedStep:
             return check_learns(found.loss), found.loss
         taught = logits(self.model.step_at(lesson.teacher, self.task, batch)).detach()
         return check_learns(lesson.objective(found, taught)), found.loss
-
-
-def _norm(
-    x: Tensor, ord: float = 2, dim: list[int] | None = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
-) -> Any:
-    """The norm of each row, as sums that inductor is fast at; any other norm is left to PyTorch."""
-    if (ord, x.ndim, dim, keepdim, dtype) != (2, 2, [1], False, None):
-        return NotImplemented
-    rows, whole = len(x), x.shape[1] // CHUNK
-    squares = x.square()
-    chunks = squares[:, : whole * CHUNK].reshape(rows, whole, CHUNK).sum(2).sum(1)
-    return (chunks + squares[:, whole * CHUNK :].sum(1)).sqrt()
 
 
 def _noise(own: Tree, number: Tensor) -> Tensor | None:

@@ -5,10 +5,9 @@ depend on who shares the stack, bit for bit. That is a property of the kernels, 
 """
 
 import contextlib
-import gc
 import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,7 +15,7 @@ from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 
-from fedlesam.core.computing import compute_context
+from fedlesam.core.computing import compute_context, settled_objects
 from fedlesam.core.flat_model import FlatModel
 from fedlesam.core.local import LocalTraining
 from fedlesam.core.messages import ClientResult
@@ -94,7 +93,7 @@ class Stack:
         Args:
             functions: called in this thread, each up to its next question; they handle what they raise.
         """
-        with compute_context(1, torch.device("cpu")), _settled_objects():
+        with compute_context(1, torch.device("cpu")), settled_objects:
             self.running = True
             try:
                 self._meeting.run(functions)
@@ -200,20 +199,6 @@ class Stack:
             self._methods.append(found)
         known[kind] = found, run.algorithm, run.local, sent
         return found
-
-
-@contextlib.contextmanager
-def _settled_objects() -> Iterator[None]:
-    """Leave what is there already out of garbage collection: all of PyTorch takes a twentieth of the time."""
-    freeze = gc.isenabled() and not gc.get_freeze_count()
-    if freeze:
-        gc.collect()  # of the runs before
-        gc.freeze()
-    try:
-        yield
-    finally:
-        if freeze:
-            gc.unfreeze()
 
 
 def form_of(model: FlatModel) -> tuple[object, ...]:

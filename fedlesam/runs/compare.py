@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from fedlesam import algorithms
+from fedlesam.core.computing import settled_objects
 from fedlesam.core.names import file_name
 from fedlesam.engines.stack import Stack
 from fedlesam.federation import Record
@@ -130,8 +131,9 @@ def compare(
 
     order.keep(out, plans)
     names, open_runs = list(left), list(left.values())
-    for company in companies(open_runs):
-        train_together(open_runs[company[0]], [functools.partial(run, names[i]) for i in company])
-        if wrong:
-            raise wrong[0]
+    with settled_objects:
+        for company in companies(open_runs):
+            train_together(open_runs[company[0]], [functools.partial(run, names[i]) for i in company])
+            if wrong:
+                raise wrong[0]
     return [read_run(out / name) for name in plans]

@@ -14,6 +14,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from fedlesam.core.computing import settled_objects
 from fedlesam.data.dataset import DataSet
 from fedlesam.engines.signals import Interrupted
 from fedlesam.engines.stack import Stack
@@ -89,10 +90,11 @@ def work(tasks: Tasks, connection: Connection) -> None:
         else:
             send("finished", task=number)
 
-    while not stopped and (company := tasks.get()) is not None:
-        for _, folder in company:
-            wait_until_free(folder)
-        train_together(company[0][0], [partial(run, number, *task) for number, task in enumerate(company)])
+    with settled_objects:
+        while not stopped and (company := tasks.get()) is not None:
+            for _, folder in company:
+                wait_until_free(folder)
+            train_together(company[0][0], [partial(run, number, *task) for number, task in enumerate(company)])
 
 
 def wait_until_free(folder: Path) -> None:

@@ -111,12 +111,12 @@ def test_rows_are_added_as_one_by_one(wide: bool) -> None:
         rows = (torch.rand(3, 2 * CHUNK // 3 + 5, generator=draw, dtype=torch.float64) * 2 - 1) * largest
         rows[:2, 0] = torch.tensor(ends, dtype=torch.float64) * largest
         each, at_once = ExactSum(rows[0], wide), ExactSum(rows[0], wide)
-        squares = torch.stack([each.add(row, 1) for row in rows])
+        for row in rows:
+            each.add(row, 1)
         before = rows.clone()
-        found = at_once.add_rows(rows, [1, 1, 1], largest)
+        at_once.add_rows(rows, [1, 1, 1], largest)
         assert torch.equal(rows, before)
         assert torch.equal(at_once.total, each.total)
-        assert torch.allclose(found, squares)
 
 
 TOO_LARGE = "too large to be averaged"

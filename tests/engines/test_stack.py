@@ -181,11 +181,3 @@ def test_another_method_is_not_taken_for_the_last_one() -> None:
     fed._local_engine.algorithm = fl.algorithms.get("fedsam")
     assert fed.round([0, 1]).backward_passes == 2 * passes
     assert len(stack._methods) == 2
-
-
-@pytest.mark.parametrize("size", [3, _mapped.CHUNK, _mapped.CHUNK + 1, 3 * _mapped.CHUNK + 5])
-def test_norms_in_chunks(size: int) -> None:
-    x = torch.randn(2, size, generator=torch.Generator().manual_seed(0))
-    expected = torch.linalg.vector_norm(x, dim=1)
-    assert torch.allclose(_mapped._norm(x, 2, [1]), expected)
-    assert _mapped._norm(x, 1, [1]) is _mapped._norm(x, 2, [0]) is NotImplemented

@@ -1,0 +1,72 @@
+"""A traced step made into one program, rewritten where inductor would be slow at it."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.fx.experimental.proxy_tensor import make_fx
+
+aten = torch.ops.aten
+
+CHUNK = 4096
+"""Numbers that inductor adds up in registers; a longer sum takes it four times as long."""
+
+SHORT = 16
+"""Terms of a product of matrices that inductor's loops take three quarters of MKL's time for, with AVX-512."""
+
+
+def compiled(step: Callable[..., Sequence[Tensor]], tensors: Sequence[Tensor]) -> Callable[..., Sequence[Tensor]]:
+    """The program of a function of tensors, which may change them in place.
+
+    Args:
+        step: the function; it is traced by running it.
+        tensors: what it is called with.
+    """
+    from torch import _inductor  # as long to import as PyTorch itself
+
+    faster: dict[Any, Callable[..., Any]] = {aten.linalg_vector_norm.default: _norm}
+    if torch.backends.cpu.get_cpu_capability() == "AVX512":
+        faster[aten.bmm.default] = _product
+    traced = make_fx(step, faster)(*tensors)
+    _compute_once(traced)
+    program: Callable[..., Sequence[Tensor]] = _inductor.compile(traced, list(tensors))
+    return program
+
+
+def _norm(
+    x: Tensor, ord: float = 2, dim: list[int] | None = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> Any:
+    """The norm of each row, as sums that inductor is fast at; any other norm is left to PyTorch."""
+    if (ord, x.ndim, dim, keepdim, dtype) != (2, 2, [1], False, None):
+        return NotImplemented
+    rows, whole = len(x), x.shape[1] // CHUNK
+    squares = x.square()
+    chunks = squares[:, : whole * CHUNK].reshape(rows, whole, CHUNK).sum(2).sum(1)
+    return (chunks + squares[:, whole * CHUNK :].sum(1)).sqrt()
+
+
+def _product(a: Tensor, b: Tensor) -> Any:
+    """A product of few terms, such as a gradient of weights: as many as a batch has samples."""
+    if a.shape[2] > SHORT or b.stride(2) != 1:
+        return NotImplemented
+    a = _once(a.transpose(1, 2)).transpose(1, 2) if a.stride(1) == 1 else _once(a)
+    return (a.unsqueeze(3) * b.unsqueeze(1)).sum(2)
+
+
+def _once(x: Tensor) -> Tensor:
+    """The same tensor; inductor puts it into memory, and does not compute it again wherever it is used."""
+    return x.as_strided(x.shape, x.stride())
+
+
+def _compute_once(traced: fx.GraphModule) -> None:
+    """A number of each row by which its vector is multiplied, such as the factor that clips it."""
+    graph = traced.graph
+    for node in graph.find_nodes(op="call_function", target=aten.view.default):
+        source = node.args[0]
+        value = source.meta["val"]
+        if source.op == "call_function" and value.ndim == 1 and node.meta["val"].ndim > 1 and value.is_floating_point():
+            with graph.inserting_before(node):
+                once = graph.call_function(aten.as_strided.default, (source, list(value.shape), list(value.stride())))
+            node.replace_input_with(source, once)
+    traced.recompile()
