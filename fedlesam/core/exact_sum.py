@@ -36,11 +36,26 @@ class ExactSum:
     """
 
     def __init__(self, like: Tensor, wide: bool = False) -> None:
-        self.wide, self.shape = wide, like.shape
-        self.total = torch.zeros((1 + wide) * like.numel(), dtype=torch.int64, device=like.device)
+        self.wide, self.shape, self.device = wide, like.shape, like.device
+        self._total: Tensor | None = None
+        self._whole: Tensor | None = None
+        """The sum in double precision, while nothing else was added."""
+
+    @property
+    def total(self) -> Tensor:
+        """The integers, which may be added to."""
+        if self._total is None:
+            whole, size = self._whole, (1 + self.wide) * self.shape.numel()
+            zeros = torch.zeros(size, dtype=torch.int64, device=self.device) if whole is None else whole.to(torch.int64)
+            self._total, self._whole = zeros, None
+        return self._total
 
     def _halves(self) -> tuple[Tensor, ...]:
         return self.total.chunk(2) if self.wide else (self.total,)
+
+    def _parts(self) -> tuple[Tensor, ...]:
+        """To be read."""
+        return self._halves() if self._whole is None else (self._whole,)
 
     def add(self, x: Tensor, weight: int, bound: float = math.inf) -> Tensor:
         """Add weight * x, which must be finite and in range; norm(x)^2 in double precision comes out of the same pass.
@@ -75,9 +90,9 @@ class ExactSum:
         count = len(weights)
         factors = None if set(weights) == {1} else torch.tensor(weights, device=rows.device)[:, None]
         width, rows = max(1, CHUNK // count), rows.reshape(count, -1)
-        small = factors is None and not self.wide and count * largest * SCALE < WHOLE
+        small = factors is None and not self.wide and adds_exactly(count, largest)
         for *into, part in zip(*(_pieces(half, width) for half in self._halves()), _pieces(rows, width), strict=True):
-            fixed = part.to(torch.float64, copy=True).mul_(SCALE).round_()
+            fixed = in_fixed_point(part)
             if small:
                 into[0].add_(fixed.sum(0).to(torch.int64))
                 continue
@@ -86,6 +101,17 @@ class ExactSum:
             for total, each in zip(into, parts, strict=True):
                 total.add_((each if factors is None else each * factors).sum(0))
 
+    def add_whole(self, total: Tensor) -> None:
+        """Add a sum of vectors in fixed point.
+
+        Args:
+            total: whole numbers in double precision, for which `adds_exactly` holds; they are not to be changed.
+        """
+        if self._total is None and self._whole is None and not self.wide:
+            self._whole = total.reshape(-1)
+        else:
+            self._halves()[-1].add_(total.reshape(-1).to(torch.int64))
+
     def mean(self, weight: int, dtype: torch.dtype) -> Tensor:
         """The sum divided by a weight.
 
@@ -93,10 +119,10 @@ class ExactSum:
             weight: the sum of all weights.
             dtype: of the result.
         """
-        halves = self._halves()
-        out = torch.empty(halves[0].shape, dtype=dtype, device=self.total.device)
+        halves = self._parts()
+        out = torch.empty(halves[0].shape, dtype=dtype, device=self.device)
         for into, *parts in zip(_pieces(out, CHUNK), *(_pieces(half, CHUNK) for half in halves), strict=True):
-            into.copy_(_as_float(parts).div_(SCALE * weight))
+            into.copy_(_as_float(parts).div(SCALE * weight))
         return out.reshape(self.shape)
 
     def pull(self, weight: int, landed: Tensor, anchor: Tensor) -> float:
@@ -107,14 +133,33 @@ class ExactSum:
             landed: a vector.
             anchor: a vector.
         """
-        pulls: list[Tensor] = []
-        halves = (_pieces(half, CHUNK) for half in self._halves())
+        means, moves = [], []
+        parts = (_pieces(part, CHUNK) for part in self._parts())
         ends = (_pieces(end, CHUNK) for end in (landed, anchor))
-        for after, before, *parts in zip(*ends, *halves, strict=True):
-            precise = (after - before).double()
-            mean = _as_float(parts).div_(SCALE * weight)
-            pulls.append(torch.dot(mean.mul_(2).sub_(precise), precise))
-        return float(_added(pulls))
+        for after, before, *into in zip(*ends, *parts, strict=True):
+            moved = (after - before).double()
+            means.append(torch.dot(_as_float(into), moved))
+            moves.append(torch.dot(moved, moved))
+        return float(_added(means).mul_(2 / (SCALE * weight)).sub_(_added(moves)))
+
+
+def in_fixed_point(x: Tensor) -> Tensor:
+    """The whole numbers of steps that a vector has, in double precision.
+
+    Args:
+        x: a vector, or several.
+    """
+    return x.to(torch.float64, copy=True).mul_(SCALE).round_()
+
+
+def adds_exactly(count: int, largest: float) -> bool:
+    """Whether double precision holds the sum of so many vectors in fixed point exactly.
+
+    Args:
+        count: of the vectors.
+        largest: no entry is larger.
+    """
+    return count * largest * SCALE < WHOLE
 
 
 def _pieces(x: Tensor, width: int) -> tuple[Tensor, ...]:

@@ -1,6 +1,6 @@
 """The messages between server and clients, and the state that a client keeps between its rounds."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -116,6 +116,8 @@ class ClientResult:
     """Of its model after its last step."""
     memory: Memory
     """What it keeps; not sent."""
+    norms: Sequence[float] = ()
+    """Of its update and of what its rules upload, by `norms_of`; what is not known yet is missing at the end."""
 
     @property
     def nbytes(self) -> int:
@@ -126,3 +128,13 @@ class ClientResult:
         """The tensors that are uploaded, as one flat dict."""
         slots = {"buffers": self.buffers, "perturbation": self.perturbation, "correction": self.correction}
         return flatten(update=self.result.update, **slots)
+
+
+@dataclass(frozen=True)
+class Results:
+    """Results that are added up at once."""
+
+    clients: Sequence[ClientResult]
+    """Those of one client or of several."""
+    sums: State = field(default_factory=dict)
+    """The sums of what they upload, by name and in fixed point, where an engine has made them; else empty."""

@@ -5,7 +5,7 @@ in fixed point. Small values (losses, BatchNorm statistics) are kept per client 
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -13,8 +13,8 @@ from torch import Tensor
 
 from fedlesam.core.buffers import same_entries
 from fedlesam.core.checks import NotFinite
-from fedlesam.core.exact_sum import MOST, RANGE, ExactSum
-from fedlesam.core.messages import ClientResult
+from fedlesam.core.exact_sum import MOST, RANGE, ExactSum, adds_exactly
+from fedlesam.core.messages import ClientResult, Results
 from fedlesam.core.slots import State
 from fedlesam.core.state import unflatten
 from fedlesam.core.vectors import rows_of
@@ -76,24 +76,29 @@ class Reduction:
         Raises:
             NotFinite: it is not finite or too large; nothing was added.
         """
-        [refused] = self.add_many([answer])
+        [refused] = self.add_many(Results([answer]))
         if refused is not None:
             raise refused
 
-    def add_many(self, answers: Sequence[ClientResult]) -> list[NotFinite | None]:
+    def add_many(self, results: Results) -> list[NotFinite | None]:
         """Add several clients' results, as one by one; for each the error if it is refused.
 
         Args:
-            answers: the results; their vectors have the same names.
+            results: their vectors have the same names.
         """
-        named = {"update": rows_of([answer.result.update for answer in answers])}
-        for slot in ("perturbation", "correction"):
-            for name in getattr(answers[0], slot):
-                named[f"{slot}/{name}"] = rows_of([getattr(answer, slot)[name] for answer in answers])
-        bounds = _bounds(named)
+        answers = results.clients
+        if self._takes(results):
+            for name, whole in results.sums.items():
+                total = self.sums[name] = self.sum_of(name, whole)
+                total.add_whole(whole)
+            for answer in answers:
+                self._summarise(answer, answer.norms[0] ** 2)
+            return [None] * len(answers)
+        named = uploads_of(answers)
+        bounds = _bounds(answers, named)
         wrong, largest = self._refusals(answers, named, bounds)
         good = [i for i, why in enumerate(wrong) if not why]
-        weights = [answers[i].examples if self.by_examples else 1 for i in good]
+        weights = [self._weight(answers[i]) for i in good]
         squares = {i: bounds[i][0] ** 2 for i in good}
         for name, rows in named.items() if good else ():
             total = self.sums[name] = self.sum_of(name, rows[0])
@@ -101,14 +106,28 @@ class Reduction:
                 total.add_rows(rows if len(good) == len(answers) else rows[good], weights, largest)
                 continue
             square = total.add(rows[good[0]], weights[0], largest * self.asked)
-            if name == "update":
+            if name == "update" and not answers[good[0]].norms:
                 squares = {good[0]: float(square)}
-        for i, weight in zip(good, weights, strict=True):
-            one, result = answers[i], answers[i].result
-            self.summaries[one.client] = ResultSummary(
-                weight, one.loss, result.steps, result.lr, squares[i], one.buffers
-            )
+        for i in good:
+            self._summarise(answers[i], squares[i])
         return [NotFinite(why, self.round, a.client) if why else None for why, a in zip(wrong, answers, strict=True)]
+
+    def _takes(self, results: Results) -> bool:
+        """Whether sums that were made elsewhere are those that would be made here, and nothing is to be refused."""
+        if not results.sums or self.by_examples:
+            return False
+        bounds = [answer.norms for answer in results.clients]
+        if not all(len(norms) == len(results.sums) for norms in bounds) or not self._are_small(results.clients, bounds):
+            return False
+        return adds_exactly(len(bounds), max(map(max, bounds)))
+
+    def _weight(self, answer: ClientResult) -> int:
+        return answer.examples if self.by_examples else 1
+
+    def _summarise(self, answer: ClientResult, square: float) -> None:
+        result, weight = answer.result, self._weight(answer)
+        summary = ResultSummary(weight, answer.loss, result.steps, result.lr, square, answer.buffers)
+        self.summaries[answer.client] = summary
 
     def sum_of(self, name: str, like: Tensor) -> ExactSum:
         """The sum so far, or a new one.
@@ -126,12 +145,18 @@ class Reduction:
         if self.by_examples and self.asked > MOST:
             why = f"the clients asked have {self.asked} examples, at most {MOST} can be weighted"
             return [why] * len(answers), RANGE
-        limit, simple = self._limit, self.max_norm is None and not any(answer.buffers for answer in answers)
-        if simple and all(bound < limit for own in bounds for bound in own):
+        if self._are_small(answers, bounds):
             return [""] * len(answers), max(map(max, bounds))
         peaks = torch.stack([rows.reshape(len(answers), -1).abs().amax(1) for rows in named.values()], 1).tolist()
         found = [self._refusal(a, dict(zip(named, own, strict=True))) for a, own in zip(answers, peaks, strict=True)]
         return found, max((max(own) for own, why in zip(peaks, found, strict=True) if not why), default=RANGE)
+
+    def _are_small(self, answers: Sequence[ClientResult], bounds: Sequence[Sequence[float]]) -> bool:
+        """Whether their numbers need no closer look."""
+        if self.max_norm is not None or any(answer.buffers for answer in answers):
+            return False
+        limit = self._limit
+        return all(bound < limit for own in bounds for bound in own)
 
     @property
     def _limit(self) -> float:
@@ -239,17 +264,42 @@ class Reduction:
         return max(0.0, squares - self.sums["update"].pull(self.weight, landed, anchor))
 
 
-def _bounds(named: Mapping[str, Tensor]) -> list[list[float]]:
-    """For each client and vector a number that no entry is larger than, or no number; the device is read once.
+def uploads_of(answers: Sequence[ClientResult]) -> dict[str, Tensor]:
+    """The vectors that clients upload, by "update" and "slot/name", a row for each client.
 
-    Of one client it is the largest entry. Of several it is the norm, which takes fewer operations, and the update's is
-    in double precision.
+    Args:
+        answers: their results.
     """
-    update, *rest = (rows.reshape(len(rows), -1) for rows in named.values())
-    if len(update) == 1:
-        ends = [torch.stack(rows.aminmax()).abs().amax()[None] for rows in (update, *rest)]
-    else:
-        norm, double = torch.linalg.vector_norm, torch.float64
-        ends = [norm(update, dim=1, dtype=double), *(norm(rows, dim=1).mul_(ABOVE).double() for rows in rest)]
-    found: list[list[float]] = torch.stack(ends, 1).tolist()
+    named = {"update": rows_of([answer.result.update for answer in answers])}
+    for slot in ("perturbation", "correction"):
+        for name in getattr(answers[0], slot):
+            named[f"{slot}/{name}"] = rows_of([getattr(answer, slot)[name] for answer in answers])
+    return named
+
+
+def norms_of(vectors: Iterable[Tensor]) -> list[Sequence[float]]:
+    """For each client the norms of its vectors; that of the first, the update, is in double precision.
+
+    No entry is larger, and the other norms take a quarter of the time.
+
+    Args:
+        vectors: a row for each client.
+    """
+    update, *rest = (rows.reshape(len(rows), -1) for rows in vectors)
+    norm, double = torch.linalg.vector_norm, torch.float64
+    ends = [norm(update, dim=1, dtype=double), *(norm(rows, dim=1).mul_(ABOVE).double() for rows in rest)]
+    found: list[Sequence[float]] = torch.stack(ends, 1).tolist()
     return found
+
+
+def _bounds(answers: Sequence[ClientResult], named: Mapping[str, Tensor]) -> list[Sequence[float]]:
+    """For each client a number for each vector that no entry is larger than, or no number; the device is read once.
+
+    Of one client it is the largest entry, as its norm comes out of the sum. Of several it is the norm.
+    """
+    known = [answer.norms for answer in answers]
+    if all(len(norms) == len(named) for norms in known):
+        return known
+    if len(answers) > 1:
+        return norms_of(named.values())
+    return [torch.stack([torch.stack(rows.aminmax()).abs().amax() for rows in named.values()]).tolist()]

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from fedlesam.core.messages import Broadcast, Memory
+from fedlesam.core.reduction import norms_of
 from fedlesam.core.slots import LocalResult, State
 from fedlesam.core.state import flatten, unflatten
 from fedlesam.core.step import finish
@@ -26,7 +27,7 @@ class Answer(NamedTuple):
     memory: Memory
     perturbation: dict[str, Tensor]
     correction: dict[str, Tensor]
-    finite: bool
+    norms: Sequence[float]
 
 
 def finish_rows(rows: Rows, steps: Sequence[int], replay: Replay) -> list[Answer]:
@@ -43,14 +44,21 @@ def finish_rows(rows: Rows, steps: Sequence[int], replay: Replay) -> list[Answer
         own = take_rows(rows.own, group.rows)
         own = own if own["client_state"] else {**own, "client_state": group.state}
         found, links = _finished(rows, own, group, [steps[i] for i in group.rows], replay)
-        finite = found["update"].sum(1).isfinite().tolist()  # as good as each entry, and a fortieth of the time
+        norms = _norms(found, links, len(group.places))
         sources = unflatten({name: link for name, link in links.items() if name != "update"}, *KEPT, *SENT)
         slots = (_states(sources[slot], found, rows, group, slot in KEPT) for slot in (*KEPT, *SENT))
-        each = zip(group.places, found[links["update"]].unbind(), finite, *slots, strict=False)
-        for i, update, sound, e_kept, c_kept, e, c in each:
+        each = zip(group.places, found[links["update"]].unbind(), norms, *slots, strict=False)
+        for i, update, own_norms, e_kept, c_kept, e, c in each:
             result = LocalResult(update, steps[i], _mean_lr(rates, rows.runs[i], steps[i]))
-            answers[i] = Answer(result, Memory(e_kept, c_kept), e, c, sound)
+            answers[i] = Answer(result, Memory(e_kept, c_kept), e, c, own_norms)
     return [answer for answer in answers if answer is not None]
+
+
+def _norms(found: Tree, links: dict[str, str], count: int) -> list[Sequence[float]]:
+    """Of the vectors that clients send, or of the update alone if another is none of the new ones."""
+    sent = [source for name, source in links.items() if name.split("/")[0] in ("update", *SENT)]
+    sent = sent if all(source in found for source in sent) else sent[:1]
+    return norms_of(found[source][:count] for source in sent)
 
 
 def _states(sources: dict[str, str], found: Tree, rows: Rows, group: Group, alone: bool) -> list[State]:

@@ -21,6 +21,7 @@ from fedlesam.core.task import Task
 from fedlesam.engines._compile import compiled
 from fedlesam.engines._replay import Replay, form_of, has_known_operations, settings_of, tree_form
 from fedlesam.engines._rows import Bound, Program, Rows, round_of
+from fedlesam.engines._sums import StackedSums
 from fedlesam.engines._trees import Tree, dims_of, leaves, map_tree
 
 log = logging.getLogger("fedlesam")
@@ -47,7 +48,7 @@ class MappedStep:
         self.model, self.task, self.compile, self.check = model, task, compile, check
         self.called = False
         """Whether the module itself was called, which may have changed what it keeps; a program does not call it."""
-        self.replay = Replay()
+        self.replay, self.sums = Replay(), StackedSums()
         self._numbers: list[Tensor] = []
         """Of the steps, as tensors."""
         self._programs: list[Program] = []

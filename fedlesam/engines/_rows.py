@@ -188,7 +188,7 @@ def begin_rows(
     shared = _apart(runs, width) if apart else _in_common(run, width)
     method = without_numbers(run.algorithm, run.local) if apart else (run.algorithm, run.local)
     own: Tree = {"u": shared["anchor"].clone(memory_format=torch.contiguous_format), "client_state": {}}
-    own["g"] = torch.zeros_like(own["u"])
+    own["g"] = torch.empty_like(own["u"])
     groups = grouped(memories, width if apart else None)
     found = []
     for group in groups:

@@ -121,17 +121,23 @@ def _check_buffers(model: FlatModel, run: Run, held: dict[str, Tensor]) -> None:
 def _results(
     entries: Sequence[Entry], rows: Rows, steps: list[int], losses: list[Tensor], replay: Replay
 ) -> list[ClientResult | None]:
-    longest = torch.nn.utils.rnn.pad_sequence(losses).tolist()
-    answers = finish_rows(rows, steps, replay)
+    answers, means = finish_rows(rows, steps, replay), _means(losses, steps)
     results: list[ClientResult | None] = []
-    for i, (entry, answer) in enumerate(zip(entries, answers, strict=True)):
-        own, member = longest[i][: steps[i]], entry.member
-        if not (answer.finite and all(map(math.isfinite, own))):
+    for entry, answer, loss in zip(entries, answers, means, strict=True):
+        if not (math.isfinite(answer.norms[0]) and math.isfinite(loss)):
             results.append(None)
             continue
-        slots = answer.perturbation, answer.correction, entry.run.broadcast.buffers, answer.memory
-        results.append(ClientResult(member.client, member.size, answer.result, sum(own) / len(own), *slots))
+        slots = answer.perturbation, answer.correction, entry.run.broadcast.buffers, answer.memory, answer.norms
+        results.append(ClientResult(entry.member.client, entry.member.size, answer.result, loss, *slots))
     return results
+
+
+def _means(losses: list[Tensor], steps: list[int]) -> list[float]:
+    """Of each client's losses, added from its first step to its last."""
+    totals = torch.nn.utils.rnn.pad_sequence(losses)[: len(steps)].double().cumsum(1)
+    counts = torch.tensor(steps, device=totals.device)[:, None]
+    means: list[float] = totals.gather(1, counts - 1).div_(counts)[:, 0].tolist()
+    return means
 
 
 class Ends:

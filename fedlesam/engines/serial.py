@@ -16,7 +16,7 @@ from fedlesam.core.drawn import known_size
 from fedlesam.core.evaluation import BatchScore, Evaluation, combine, score_batches, take_few
 from fedlesam.core.flat_model import FlatModel
 from fedlesam.core.local import LocalTraining
-from fedlesam.core.messages import Broadcast, ClientResult, Memory
+from fedlesam.core.messages import Broadcast, ClientResult, Memory, Results
 from fedlesam.core.reduction import Reduction
 from fedlesam.core.task import Task
 from fedlesam.engines.base import Engine, Outcome, Saved, is_client_error, reason
@@ -114,7 +114,7 @@ class SerialEngine(Engine):
             before_step: called before every local step; it may raise.
         """
         for group in self.results(broadcast, share, before_step):
-            for result, refused in zip(group, into.add_many(group), strict=True):
+            for result, refused in zip(group.clients, into.add_many(group), strict=True):
                 if refused is None:
                     yield result
                 else:
@@ -136,9 +136,7 @@ class SerialEngine(Engine):
         weight = sum(self._size(client) for client in active) if self.by_examples else len(active)
         return Reduction(broadcast.round, max(1, weight), self.by_examples, self.max_norm, broadcast.buffers)
 
-    def results(
-        self, broadcast: Broadcast, share: Sequence[int], before_step: Callable[[], None]
-    ) -> Iterator[list[ClientResult]]:
+    def results(self, broadcast: Broadcast, share: Sequence[int], before_step: Callable[[], None]) -> Iterator[Results]:
         """The results of the clients that do not fail, in any order, in groups that are added up at once.
 
         Args:
@@ -158,7 +156,7 @@ class SerialEngine(Engine):
                 error.add_note(f"while training client {client} in round {broadcast.round}")
                 self._drop_client(client, error)
             else:
-                yield [result]
+                yield Results([result])
                 del result, steps
 
     def _size(self, client: int) -> int:

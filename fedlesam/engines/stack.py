@@ -5,9 +5,10 @@ depend on who shares the stack, bit for bit. That is a property of the kernels, 
 """
 
 import contextlib
+import gc
 import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,7 +19,7 @@ import torch
 from fedlesam.core.computing import compute_context, settled_objects
 from fedlesam.core.flat_model import FlatModel
 from fedlesam.core.local import LocalTraining
-from fedlesam.core.messages import ClientResult
+from fedlesam.core.messages import Results
 from fedlesam.core.slots import Algorithm
 from fedlesam.core.task import Task
 from fedlesam.engines._mapped import MappedStep, NotStackable
@@ -28,6 +29,9 @@ from fedlesam.engines._stack import Entry, feed_of, train_stack
 from fedlesam.engines.base import is_client_error
 from fedlesam.engines.lockstep import Lockstep
 from fedlesam.engines.signals import StopFlag
+
+RARELY = 5000
+"""New objects after which Python looks for garbage; by itself it looks after 700 or 2000."""
 
 
 @dataclass
@@ -52,7 +56,7 @@ class Request:
 class Trained:
     """What the stack gives back."""
 
-    results: list[ClientResult]
+    results: list[Results]
     """Of the clients whose numbers are finite."""
     waited: float
     """Seconds that were spent on other federations."""
@@ -93,7 +97,7 @@ class Stack:
         Args:
             functions: called in this thread, each up to its next question; they handle what they raise.
         """
-        with compute_context(1, torch.device("cpu")), settled_objects:
+        with compute_context(1, torch.device("cpu")), settled_objects, _rare_collections():
             self.running = True
             try:
                 self._meeting.run(functions)
@@ -168,7 +172,8 @@ class Stack:
             with self.computing(1, method.step.model):
                 step, members = method.step, [entry.member for entry in entries]
                 feed = feed_of(step.task, *entries[0].run[:2], members, self.width, True)
-                results = train_stack(step, entries, feed, self.width, True, before_step)
+                trained = train_stack(step, entries, feed, self.width, True, before_step)
+                results = step.sums(trained, [number for number, _ in some], self.width, step.compile)
         except NotStackable as error:
             for number in {number for number, _ in some}:
                 answers[number] = error
@@ -178,11 +183,12 @@ class Stack:
                 raise
             return  # the plain loop says why
         each = (time.perf_counter() - began) / sum(entry.steps for entry in entries)
-        for (number, entry), result in zip(some, results, strict=True):
-            answer = answers[number]
-            if isinstance(answer, Trained):
+        for number, entry in some:
+            if isinstance(answer := answers[number], Trained):
                 answer.waited -= each * entry.steps
-                answer.results += [result] if result is not None else []
+        for number, own in results.items():
+            if isinstance(answer := answers[number], Trained):
+                answer.results.append(own)
 
     def _method(self, request: Request, kind: tuple[object, ...]) -> _Method:
         run = request.run
@@ -199,6 +205,18 @@ class Stack:
             self._methods.append(found)
         known[kind] = found, run.algorithm, run.local, sent
         return found
+
+
+@contextlib.contextmanager
+def _rare_collections() -> Iterator[None]:
+    """Look for garbage less often: rounds leave none, and looking takes a fortieth of the time."""
+    before = gc.get_threshold()
+    if before[0]:
+        gc.set_threshold(max(RARELY, before[0]), *before[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
 
 
 def form_of(model: FlatModel) -> tuple[object, ...]:

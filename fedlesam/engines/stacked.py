@@ -15,7 +15,7 @@ import torch
 
 from fedlesam.core import seeds
 from fedlesam.core.batches import Batches, steps_per_epoch
-from fedlesam.core.messages import Broadcast, ClientResult, Memory
+from fedlesam.core.messages import Broadcast, Memory, Results
 from fedlesam.core.slots import Algorithm
 from fedlesam.core.tree import named_tensors
 from fedlesam.engines._feed import Member, can_fill_up
@@ -87,9 +87,7 @@ class StackedEngine(SerialEngine):
         if self.stack is not None:
             self.stack.flags.add(self.stop_flag)
 
-    def results(
-        self, broadcast: Broadcast, share: Sequence[int], before_step: Callable[[], None]
-    ) -> Iterator[list[ClientResult]]:
+    def results(self, broadcast: Broadcast, share: Sequence[int], before_step: Callable[[], None]) -> Iterator[Results]:
         algorithm = self.algorithm.at(broadcast.round)
         if self._numbered is None or self._numbered[0] is not algorithm:
             self._numbered = algorithm, numbers_of(algorithm, self.local)
@@ -107,26 +105,26 @@ class StackedEngine(SerialEngine):
                 entries.append(Entry(member, run, memory if on_host else memory.to(self.model.device)))
         stacks = self._alone(entries, before_step) if self.stack is None else self._shared(run, entries, before_step)
         for results in stacks:
-            answered = {result.client for result in results}
+            answered = {result.client for result in results.clients}
             entries = [entry for entry in entries if entry.member.client not in answered]
-            self.model.backward_passes += sum(r.result.steps for r in results) * self.algorithm.perturbation.passes
-            if results:
-                yield results
+            steps = sum(result.result.steps for result in results.clients)
+            self.model.backward_passes += steps * self.algorithm.perturbation.passes
+            yield results
         alone += [entry.member.client for entry in entries]
         yield from super().results(broadcast, alone, before_step)  # one by one: who fails, and why
 
     def computing(self) -> AbstractContextManager[None]:
         return super().computing() if self.stack is None else self.stack.computing(self.threads, self.model)
 
-    def _shared(self, run: Run, entries: list[Entry], before_step: Callable[[], None]) -> Iterator[list[ClientResult]]:
+    def _shared(self, run: Run, entries: list[Entry], before_step: Callable[[], None]) -> Iterator[Results]:
         """The results of a stack that is shared; samples that are no tensors may fail, so they are not in it."""
         assert self.stack is not None
         sound = [entry for entry in entries if entry.member.data.tensors is not None]
         trained = self.stack.train(Request(self.model, self.form, self.task, run, sound, before_step))
         self.waited += trained.waited
-        yield trained.results
+        yield from trained.results
 
-    def _alone(self, entries: list[Entry], before_step: Callable[[], None]) -> Iterator[list[ClientResult]]:
+    def _alone(self, entries: list[Entry], before_step: Callable[[], None]) -> Iterator[Results]:
         """The results of stacks of this federation's clients alone."""
         alike: dict[tuple[object, ...], list[Entry]] = defaultdict(list)
         for entry in entries:
@@ -146,7 +144,7 @@ class StackedEngine(SerialEngine):
                     if not is_client_error(error):
                         raise
                 else:
-                    yield [result for result in results if result is not None]
+                    yield from self.step.sums(results, [0] * len(results), width, self.step.compile).values()
 
     def _stacks(self, entries: list[Entry]) -> Iterator[list[Entry]]:
         """Stacks of nearly equal size: a compiled step is fastest where its rows stay in the cache."""

@@ -286,8 +286,8 @@ def read_answer(content: RecordDict, client: int, anchor: Tensor, expected: Expe
     if not math.isfinite(numbers["loss"]) or not (math.isfinite(numbers["lr"]) and numbers["lr"] > 0):
         raise ValueError(f"its loss {numbers['loss']} or learning rate {numbers['lr']} is not finite and positive")
     result = LocalResult(named.pop("update"), numbers["steps"], numbers["lr"])
-    slots = unflatten(named, "perturbation", "correction", "buffers")
-    answer = ClientResult(client, numbers["num-examples"], result, numbers["loss"], memory=Memory(), **slots)
+    e, c, buffers = unflatten(named, "perturbation", "correction", "buffers").values()
+    answer = ClientResult(client, numbers["num-examples"], result, numbers["loss"], e, c, buffers, Memory())
     return answer, bool(numbers["lost"])
 
 
