@@ -8,7 +8,6 @@ Arguments of the functions:
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Literal, get_args
 
 import torch
@@ -16,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedlesam.core.checks import check_choice
+from fedlesam.core.partial import Partial
 
 Better = Literal["larger", "smaller"]
 
@@ -207,7 +207,7 @@ def perplexity(ignore: int = -100) -> Metric:
     Args:
         ignore: Targets that do not count.
     """
-    return Metric(partial(_token_scores, ignore=ignore), "smaller", finish=_exp)
+    return Metric(Partial(_token_scores, ignore), "smaller", finish=_exp)
 
 
 def token_accuracy(ignore: int = -100) -> Metric:
@@ -216,7 +216,7 @@ def token_accuracy(ignore: int = -100) -> Metric:
     Args:
         ignore: Targets that do not count.
     """
-    return Metric(partial(_token_hits, ignore=ignore), finish=_share)
+    return Metric(Partial(_token_hits, ignore), finish=_share)
 
 
 def pixel_accuracy(ignore: int = 255) -> Metric:
@@ -225,7 +225,7 @@ def pixel_accuracy(ignore: int = 255) -> Metric:
     Args:
         ignore: Targets that do not count.
     """
-    return Metric(partial(_pixel_hits, ignore=ignore), finish=_share)
+    return Metric(Partial(_pixel_hits, ignore), finish=_share)
 
 
 def mean_iou(ignore: int = 255) -> Metric:
@@ -234,7 +234,7 @@ def mean_iou(ignore: int = 255) -> Metric:
     Args:
         ignore: Targets that do not count.
     """
-    return Metric(partial(_overlaps, ignore=ignore), finish=_mean_overlap)
+    return Metric(Partial(_overlaps, ignore), finish=_mean_overlap)
 
 
 NAMED: dict[str, Callable[[], Metric]] = {

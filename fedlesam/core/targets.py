@@ -7,10 +7,11 @@ Arguments of the functions:
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial
 
 import torch
 from torch import Tensor
+
+from fedlesam.core.partial import Partial
 
 Fits = Callable[[Tensor, Sequence[int], str], None]
 """Called with targets, the shape of the outputs, and whose targets they are; a ValueError if they do not fit."""
@@ -77,7 +78,7 @@ def tokens(ignore: int) -> Fits:
         ignore: The target that does not count.
     """
 
-    return partial(_tokens, ignore=ignore)
+    return Partial(_tokens, ignore)
 
 
 def _tokens(y: Tensor, output: Sequence[int], where: str, ignore: int) -> None:
@@ -92,7 +93,7 @@ def pixels(ignore: int) -> Fits:
         ignore: The target that does not count.
     """
 
-    return partial(_pixels, ignore=ignore)
+    return Partial(_pixels, ignore)
 
 
 def _pixels(y: Tensor, output: Sequence[int], where: str, ignore: int) -> None:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Literal, TypedDict, Unpack, get_args
 
 import torch.nn.functional as F
@@ -14,6 +13,7 @@ from fedlesam.core.batches import Batch, ClientData, Collate, Loadable, given_te
 from fedlesam.core.buffers import Unsupported
 from fedlesam.core.checks import check_choice
 from fedlesam.core.metrics import Metric
+from fedlesam.core.partial import Partial
 from fedlesam.core.targets import Fits
 
 Loss = Callable[[Any, Any], Tensor]
@@ -217,7 +217,7 @@ class Task:
             **options: as for every ready task.
         """
 
-        loss = partial(_of_tokens, ignore=ignore_index)
+        loss = Partial(_of_tokens, ignore_index)
         own = {"perplexity": measures.perplexity(ignore_index), "token_accuracy": measures.token_accuracy(ignore_index)}
         return cls.supervised(loss, "language_model", fitting.tokens(ignore_index), **_more(options, own))
 
@@ -230,7 +230,7 @@ class Task:
             **options: as for every ready task.
         """
 
-        loss = partial(_of_pixels, ignore=ignore_index)
+        loss = Partial(_of_pixels, ignore_index)
         own = {"mean_iou": measures.mean_iou(ignore_index), "accuracy": measures.pixel_accuracy(ignore_index)}
         return cls.supervised(loss, "segmentation", fitting.pixels(ignore_index), **_more(options, own))
 
@@ -241,7 +241,7 @@ class Task:
         Args:
             options: Of `Options`: metrics, inputs, outputs, targets, collate.
         """
-        loss = partial(_own_loss, inputs=options.get("inputs"))
+        loss = Partial(_own_loss, options.get("inputs"))
         known = _more(options, {"accuracy": measures.accuracy})
         metrics, targets = known.get("metrics", ()), known.get("targets")
         return cls(loss, metrics, known.get("outputs"), targets, known.get("collate"), "huggingface")

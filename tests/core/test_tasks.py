@@ -1,5 +1,6 @@
 """The seven kinds of task, on both engines, against the plain oracle; and what holds for all of them."""
 
+import pickle
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from oracle import Oracle
 from seven_tasks import KINDS, SIZES
 from worlds import assert_same_bits, federate, play, states, training
 
+import fedlesam as fl
 from fedlesam import Federation, algorithms, load_run
 from fedlesam.engines.stacked import StackedEngine
 from fedlesam.probes.loss import GlobalLoss
@@ -105,6 +107,47 @@ def test_the_global_loss_is_the_mean_of_the_clients(kind: str) -> None:
     weights = dict(zip([n for n, _ in world.model.named_parameters()], fed._flat.views(fed.weights), strict=True))
     mean = sum(float(world.plain(weights, data)) for data in world.whole) / len(SIZES)
     assert GlobalLoss.of(fed).value(fed.weights) == pytest.approx(mean, rel=1e-12)
+
+
+READY = (
+    "classification",
+    "binary",
+    "multilabel",
+    "regression",
+    "language_model",
+    "segmentation",
+    "huggingface",
+)
+
+
+@pytest.mark.parametrize("kind", READY)
+def test_a_task_is_equal_to_one_made_again_and_can_be_sent(kind: str) -> None:
+    """Runs of equal tasks share a stack, and workers on GPUs are new processes."""
+    task, again = getattr(fl.Task, kind)(), getattr(fl.Task, kind)()
+    sent = pickle.loads(pickle.dumps(task))
+    assert sent == task == again
+    assert sent.by_class == again.by_class == (kind in ("classification", "huggingface"))
+    assert all(task != getattr(fl.Task, other)() for other in READY if other != kind)
+    if kind in ("language_model", "segmentation"):
+        assert task != getattr(fl.Task, kind)(7)
+
+
+def test_workers_that_are_new_processes_change_no_bit() -> None:
+    """With more than one thread they are not forked."""
+    draw = torch.Generator().manual_seed(0)
+    tokens = [torch.randint(0, 11, (2, n, 6), generator=draw) for n in (4, 5, 3)]
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Embedding(11, 6), torch.nn.Linear(6, 11))
+    found = []
+    for workers in (1, 2):
+        how = fl.Execution(threads=2, workers=workers)
+        local = fl.LocalTraining(batch_size=2)
+        with Federation(
+            model, [(x, y) for x, y in tokens], "fedlesam-s", local, task=fl.Task.language_model(), execution=how
+        ) as fed:
+            fed.round([0, 1, 2])
+            found.append(fed.weights)
+    assert_same_bits({"w": found[0]}, {"w": found[1]})
 
 
 def test_a_step_at_other_weights_is_the_step_there() -> None:
