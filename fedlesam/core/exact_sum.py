@@ -1,6 +1,5 @@
 """A sum of vectors that has the same bits in any order: in 64-bit fixed point, since integers add exactly."""
 
-import functools
 import math
 from collections.abc import Sequence
 
@@ -65,11 +64,11 @@ class ExactSum:
             weight: an integer.
             bound: its largest entry times all weights of the sum together. Below RANGE the lower half can hold it.
         """
-        squares: list[Tensor] = []
+        square: Tensor | None = None
         halves = (_pieces(half, CHUNK) for half in self._halves())
         for *into, part in zip(*halves, _pieces(x.reshape(-1), CHUNK), strict=True):
             precise = part.to(torch.float64, copy=True)
-            squares.append(torch.dot(precise, precise))
+            square = _added(square, torch.dot(precise, precise))
             fixed = precise.mul_(SCALE).round_().to(torch.int64)
             if self.wide and bound >= RANGE:
                 into[-1].add_(fixed & (MOST - 1), alpha=weight)
@@ -77,7 +76,8 @@ class ExactSum:
                 into[0].add_(fixed, alpha=weight)
             else:
                 into[-1].add_(fixed, alpha=weight)
-        return _added(squares)
+        assert square is not None
+        return square
 
     def add_rows(self, rows: Tensor, weights: Sequence[int], largest: float = RANGE) -> None:
         """Add several vectors at once, as `add` would one by one.
@@ -133,14 +133,15 @@ class ExactSum:
             landed: a vector.
             anchor: a vector.
         """
-        means, moves = [], []
+        mean: Tensor | None = None
+        move: Tensor | None = None
         parts = (_pieces(part, CHUNK) for part in self._parts())
         ends = (_pieces(end, CHUNK) for end in (landed, anchor))
         for after, before, *into in zip(*ends, *parts, strict=True):
             moved = (after - before).double()
-            means.append(torch.dot(_as_float(into), moved))
-            moves.append(torch.dot(moved, moved))
-        return float(_added(means).mul_(2 / (SCALE * weight)).sub_(_added(moves)))
+            mean, move = _added(mean, torch.dot(_as_float(into), moved)), _added(move, torch.dot(moved, moved))
+        assert mean is not None and move is not None
+        return float(mean.mul_(2 / (SCALE * weight)).sub_(move))
 
 
 def in_fixed_point(x: Tensor) -> Tensor:
@@ -167,9 +168,9 @@ def _pieces(x: Tensor, width: int) -> tuple[Tensor, ...]:
     return (x,) if x.shape[-1] <= width else torch.split(x, width, dim=-1)
 
 
-def _added(values: Sequence[Tensor]) -> Tensor:
-    """Their sum, from the first to the last."""
-    return functools.reduce(torch.add, values)
+def _added(total: Tensor | None, value: Tensor) -> Tensor:
+    """A sum that begins with its first value, in place: small tensors that stay would cut up memory that is freed."""
+    return value if total is None else total.add_(value)
 
 
 def _as_float(parts: Sequence[Tensor]) -> Tensor:
