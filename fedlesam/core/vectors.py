@@ -79,7 +79,7 @@ def adamw_(
         add: `add_scaled_` or `add_fused_`.
     """
     mean.mul_(BETAS[0]).add_(g, alpha=1 - BETAS[0])
-    square.mul_(BETAS[1]).add_(g.square_(), alpha=1 - BETAS[1])
+    square.mul_(BETAS[1]).add_(g.mul_(g), alpha=1 - BETAS[1])
     first, second = (1 - beta ** (number + 1) for beta in BETAS)
     add(v, mean / (square.sqrt().div_(second**0.5).add_(ADAM_EPS)), -lr / first)
 

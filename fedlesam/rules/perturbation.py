@@ -376,5 +376,5 @@ class ProximalAscent(Ascent):
         size = step.client_state["size"].copy_(step.weights).sub_(step.anchor).abs_()
         for piece, shape in zip(torch.split(size, [s.numel() for s in self.shapes]), self.shapes, strict=True):
             rows = piece.view(shape) if shape else piece
-            rows.div_(torch.linalg.vector_norm(rows, dim=0).clamp_(min=1e-12))
+            rows.div_(torch.linalg.vector_norm(rows, dim=0).clamp(min=1e-12))
         return e.mul_(size)

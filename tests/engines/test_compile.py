@@ -1,10 +1,17 @@
-"""What a compiled step is rewritten to: the same numbers, to rounding."""
+"""A compiled step: one program without a loop over clients; what it is rewritten to is the same to rounding."""
+
+import logging
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
+from worlds import PAPER, slow_unless
 
+import fedlesam as fl
+from fedlesam.algorithms import CATALOGUE, example
 from fedlesam.engines import _compile
 from fedlesam.engines._compile import CHUNK, SHORT, aten
 
@@ -46,3 +53,62 @@ def test_a_number_of_each_row_is_computed_once() -> None:
     stored = traced.graph.find_nodes(op="call_function", target=aten.as_strided.default)
     assert [node.args[1] for node in stored] == [[3]]
     assert torch.equal(traced(x), clip(x))
+
+
+@pytest.fixture
+def no_loop_over_clients() -> Iterator[None]:
+    """An operation that a map has no rule for is called client by client, with a warning that few see."""
+    torch._C._functorch._set_vmap_fallback_enabled(False)
+    yield
+    torch._C._functorch._set_vmap_fallback_enabled(True)
+
+
+def federation(method: str, how: fl.Execution, **local: Any) -> fl.Federation:
+    draw = torch.Generator().manual_seed(0)
+    data = [(torch.randn(10, 6, generator=draw).double(), torch.randint(0, 3, (10,), generator=draw)) for _ in range(4)]
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)).double()
+    settings = fl.LocalTraining(epochs=2, batch_size=5, **local)
+    return fl.Federation(model, data, example(method), settings, execution=how)
+
+
+ADAPTIVE = [name for name in CATALOGUE if name in ("fedavg", "fedsam", "fedlesam", "fedadam")]
+
+
+@pytest.mark.usefixtures("no_loop_over_clients")
+@pytest.mark.parametrize(
+    ("method", "local"),
+    [pytest.param(m, {}, marks=slow_unless(m in {*PAPER, "fedsol", "fedgmt", "random-step"})) for m in CATALOGUE]
+    + [(m, {"optimizer": "adamw", "lr": 0.01}) for m in ADAPTIVE]
+    + [("fedlesam-s", {"momentum": 0.5, "clip": 0.3, "clip_scope": "corrected"})],
+)
+def test_a_step_is_one_program(method: str, local: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """It reads no number, and the weights are those of the plain engine; the compiler gives back what it is given."""
+    made: list[Any] = []
+    monkeypatch.setattr("torch._inductor.compile", lambda program, tensors: made.append(program) or program)
+    stacked = federation(method, fl.Execution(engine="stacked", compile=True, threads=1), **local)
+    plain = federation(method, fl.Execution(threads=1), **local)
+    for _ in range(3):
+        stacked.round(), plain.round()
+    torch.testing.assert_close(stacked.weights, plain.weights, rtol=0, atol=1e-9)
+    programs = stacked._local_engine.step._programs  # another one where clients remember what they did not before
+    assert len(programs) <= 2
+    assert all(program.run is not None for program in programs)
+    operations = {str(node.target) for program in made for node in program.graph.nodes}
+    assert not [name for name in operations if "_local_scalar_dense" in name]
+
+
+def test_without_a_compiler_the_step_runs_as_it_is(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(program: object, tensors: object) -> None:
+        raise torch._inductor.exc.InvalidCxxCompiler
+
+    monkeypatch.setattr("torch._inductor.compile", fails)
+    stacked = federation("fedsam", fl.Execution(engine="stacked", compile=True, threads=1))
+    with caplog.at_level(logging.WARNING):
+        stacked.round()
+    plain = federation("fedsam", fl.Execution(engine="stacked", threads=1))
+    plain.round()
+    assert "the step cannot be compiled here, it runs uncompiled" in caplog.text
+    assert torch.equal(stacked.weights, plain.weights)
