@@ -25,7 +25,8 @@ help:
 	@echo "make docs-serve  the same with search, at http://127.0.0.1:8000 until Ctrl-C"
 	@echo "make release-check  build wheel and sdist, and try both away from the repository"
 	@echo "make pictures  the README's picture again, from the demo"
-	@echo "make bench   speed and memory against the bare PyTorch loop (about 40 minutes on an idle machine)"
+	@echo "make bench   speed and memory against the bare PyTorch loop (about 45 minutes on an idle machine); apart from it are"
+	@echo "                jitted_round.py --jax (an environment with JAX) and stacked_methods.py OLD (an older tree), see there"
 	@echo "make bench-gpu  rounds on a CUDA device: graphs and precisions against the bare PyTorch loop"
 	@echo "make bench-peers  the same work in Flower, pfl-research and others (installs them, about an hour)"
 
@@ -114,10 +115,13 @@ docs-serve: docs
 release-check: $(VENV)/.installed-dev
 	tests/release.sh $(BIN)
 
+# Not jitted_round.py --jax, which needs an environment with JAX, nor stacked_methods.py OLD, an older tree to compare with.
 bench: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/startup.py
 	$(BIN)/python benchmarks/methods.py
 	$(BIN)/python benchmarks/stacked.py
+	$(BIN)/python benchmarks/stacked_sweep.py --ways plain eager compiled --runs 20 --rounds 30 --alone 2
+	$(BIN)/python benchmarks/jitted_round.py
 	$(BIN)/python benchmarks/growth.py
 	$(BIN)/python benchmarks/growth.py --resnet18
 	$(BIN)/python benchmarks/checkpoints.py

@@ -20,7 +20,8 @@ def command(settings: Settings, as_json: bool) -> None:
     """Predict what a run needs, without running it: RAM, GPU memory, disk, bytes per round, backward passes.
 
     Takes the flags of `fedlesam run`. RAM and GPU memory are without the activations of a forward pass, RAM also
-    without the data set. Neither a GPU nor the files of a public data set are needed.
+    without the data set. Neither a GPU nor the files of a public data set are needed: where these are not there, the
+    published numbers of samples and clients are assumed, all classes and clients of equal size.
     """
     config = configs.resolve(settings())
 
@@ -49,6 +50,8 @@ def command(settings: Settings, as_json: bool) -> None:
         ("disk", f"{size(p.disk)}, and at most {size(p.checkpoints)} for checkpoints"),
     ]
     if not real:
-        rows.append(("data", f"{config.data} was not found; its shape and classes of equal size were assumed"))
+        vocabulary = f"a vocabulary of {data.tokens:,}, " if data.tokens else ""
+        assumed = f"its shape, {vocabulary}classes and clients of equal size"
+        rows.append(("data", f"{config.data} was not found; assumed: {assumed}"))
     for name, value in rows:
         click.echo(f"{name + ':':<20}{value}")

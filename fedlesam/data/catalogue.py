@@ -60,6 +60,8 @@ class DomainSet:
     """How many there are."""
     folders: tuple[str, ...]
     """Where its publishers' archives put the domains, below the folder they are extracted in."""
+    pictures: tuple[int, ...]
+    """How many there are in each domain."""
     lists: bool = False
     """Whether DOMAIN_train.txt and DOMAIN_test.txt name its images."""
 
@@ -84,6 +86,14 @@ class FileSet:
     """Their names, in the order of the labels; empty where the files say them."""
     client: str = ""
     """The column that names the client."""
+    shape: tuple[int, ...] = ()
+    """Of a picture; empty for texts."""
+    train: int = 0
+    """Training samples, with the defaults of the options; 0 where the files say it."""
+    test: int = 0
+    """Test samples, likewise."""
+    clients: int = 0
+    """Natural clients, likewise."""
 
 
 _FACTS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
@@ -194,25 +204,6 @@ def load(name: str, data_dir: Path | str | None = None) -> "DataSet":
     if is_own(name):
         return _own.load_own(name)
     return _load.from_source(name, _load.source_of(name, folder))
-
-
-def stand_in(name: str) -> "DataSet":
-    """Zeros of the form of a public data set, with equal classes: enough to say what a run would need.
-
-    Args:
-        name: One of `OFFICIAL`.
-    """
-    import torch
-
-    from fedlesam.data.dataset import DataSet, Images
-
-    known = OFFICIAL[name]
-
-    def zeros(count: int) -> Images:
-        pixels = torch.zeros((), dtype=torch.uint8).expand(count, *known.shape)
-        return Images(pixels, torch.arange(count) % len(known.classes))
-
-    return DataSet(name, zeros(known.train), zeros(10_000), known.classes, known.mean, known.std)
 
 
 def is_domains(name: str) -> bool:

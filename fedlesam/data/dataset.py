@@ -273,4 +273,6 @@ def _count(held_out: int | float, total: int) -> int:
 
 def _part(images: Images, chosen: Labels) -> Images:
     where = torch.from_numpy(chosen)
-    return Images(images.x[where], images.y[where], tree_map(lambda tensor: tensor[where], images.whole))
+    one = images.x.stride(0) == 0  # stored once, as in a stand-in: it stays that
+    x = images.x[:1].expand(len(where), *images.x.shape[1:]) if one else images.x[where]
+    return Images(x, images.y[where], tree_map(lambda tensor: tensor[where], images.whole))

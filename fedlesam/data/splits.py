@@ -92,6 +92,9 @@ def _make(spec: str, labels: Indices, data: DataSet | None, clients: int | None,
             raise ValueError(f"split {made.scheme}: has {len(made)} clients, not {clients}; leave the number out")
         return made
     wanted = clients if clients is not None else 1 if name == "pooled" else 0
+    if wanted < 1 and clients is None:
+        whole = ", or the split leave-out:DOMAIN" if data is not None and data.domains is not None else ""
+        raise ValueError(f"split {spec}: needs a number of clients, --clients N{whole}")
     if wanted < 1:
         raise ValueError(f"split {spec}: the number of clients must be at least 1, got {clients}")
     if spec in ("iid", "pooled"):

@@ -14,8 +14,8 @@ from fedlesam.core.local import LocalTraining
 from fedlesam.core.space import size
 from fedlesam.core.state import size_in_bytes
 from fedlesam.core.tree import leaves
-from fedlesam.data.catalogue import OFFICIAL, stand_in
 from fedlesam.data.dataset import DataSet, select
+from fedlesam.data.stand_in import is_public, stand_in
 from fedlesam.federation import Federation
 from fedlesam.runs.build import load_data
 from fedlesam.runs.config import RunConfig
@@ -189,7 +189,7 @@ def data_for(config: RunConfig) -> tuple[DataSet, bool]:
     try:
         return load_data(config), True
     except ValueError:
-        if config.data not in OFFICIAL:
+        if not is_public(config.data):
             raise
         return select(stand_in(config.data), config.samples, config.held_out), False
 

@@ -6,7 +6,13 @@ from typing import Any
 
 import pytest
 from command_line import Call
+from domain_files import write_known
+from text_files import write_lines, write_roles
 
+from fedlesam.data import load
+from fedlesam.data.catalogue import DOMAIN_SETS, NAMES
+from fedlesam.data.dataset import select
+from fedlesam.data.stand_in import is_public, stand_in
 from fedlesam.runs import costs
 
 SMALL = ["--clients", "6", "--active", "3", "--epochs", "1", "--batch-size", "50", "--model", "mlp:hidden=4"]
@@ -155,3 +161,42 @@ def test_gpu_memory_without_a_gpu_and_without_the_data(call: Call, tmp_path: Pat
     assert found["fedsam"]["gpu"] == found["fedavg"]["gpu"] + 2 * vector, "v beside v + e, and the ascent"
     assert found["scaffold"]["gpu"] == found["fedavg"]["gpu"] + 6 * vector, "c twice, c_i, c - c_i, its sum"
     assert found["fedavg"]["backward_passes_per_round"] == 2 * 5 * 100
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if is_public(name)])
+def test_no_public_data_set_needs_its_files(name: str, call: Call) -> None:
+    """Words need a model that reads them, and domains a split or a number of clients; the error says so."""
+    flags = ["--data", name, "--rounds", "2"]
+    code, out, err = call("cost", *flags)
+    if code != 0:
+        assert "--clients N, or the split leave-out:DOMAIN" in err or "which it does not read; use char-gru" in err
+        domains = DOMAIN_SETS[name].domains if name in DOMAIN_SETS else ()
+        flags += ["--split", f"leave-out:{domains[0]}", "--model", "cnn"] if domains else ["--model", "text-bag"]
+        code, out, err = call("cost", *flags)
+    assert code == 0, err
+    assert f"{name} was not found; assumed: its shape" in out
+    if stand_in(name).owners is not None:
+        assert call("cost", *flags, "--split", "natural")[0] == 0
+
+
+def test_stand_ins_have_the_form_of_the_files(tmp_path: Path) -> None:
+    """And with all files their summaries' numbers of samples; they are of one stored zero, fewer of them too."""
+    write_known(tmp_path / "PACS", "pacs")
+    write_roles(tmp_path, {"HAMLET": 30, "OPHELIA": 14})
+    for part in ("train", "test"):
+        rows = [{"text": word, "label": label} for label, word in enumerate(("bad", "good"))]
+        write_lines(tmp_path / "sst2" / f"{part}.jsonl", rows)
+    for name in ("pacs:size=16", "shakespeare:stride=5", "sst2:length=7"):
+        here, without = load(name, tmp_path), stand_in(name)
+        for one, other in ((here.train, without.train), (here.test, without.test)):
+            assert (one.x.dtype, one.x.shape[1:], one.y.dtype) == (other.x.dtype, other.x.shape[1:], other.y.dtype)
+        assert here.outputs == without.outputs
+        assert (here.owners is None, here.domains is None) == (without.owners is None, without.domains is None)
+    for name in ("pacs", "officehome", "domainnet", "20newsgroups", "sst2", "trec"):
+        data = select(stand_in(name), None, None)
+        assert NAMES[name].startswith(f"{len(data.train) + len(data.test):,} ")
+        assert select(data, 1000, 100).train.x.untyped_storage().nbytes() <= 4
+    listed = stand_in("domainnet:lists=official").domains
+    assert listed is not None
+    assert listed.test is not None
+    assert len(stand_in("pacs:limit=3").train) == 3 * 7 * 4

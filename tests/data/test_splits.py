@@ -89,7 +89,7 @@ def test_pooled_needs_no_number() -> None:
         ("dirichlet:0.1", 1438, "1438 clients are more than the 1437"),
         ("dirichlet-by-class:0.1", 1438, "1438 clients are more than the 1437"),
         ("iid", 0, "split iid: the number of clients must be at least 1, got 0"),
-        ("iid", None, "split iid: the number of clients must be at least 1, got None"),
+        ("iid", None, "split iid: needs a number of clients, --clients N"),
         ("pooled", 3, "pooled has 1 client, got 3"),
         ("dirichlt:0.1", 5, r"unknown split 'dirichlt:0.1': did you mean 'dirichlet:B\[,repeat\]'"),
         ("pathologicl:2", 5, "did you mean 'pathological:A"),

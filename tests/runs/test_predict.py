@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from worlds import federate, federation, samples, training
+from worlds import SIZES, federate, federation, samples, training
 
 from fedlesam import Federation, LocalTraining
 from fedlesam.algorithms import CATALOGUE
@@ -273,6 +273,8 @@ def test_sizes(count: float, text: str) -> None:
 
 # Where it runs
 
+DEVICES = "cpu", "cuda"
+
 
 def test_devices_there_are() -> None:
     assert find_device("cpu") == torch.device("cpu")
@@ -305,11 +307,10 @@ def test_a_gpu_for_each_local_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     assert find_device("cuda:1") == torch.device("cuda", 1)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no GPU")
+@pytest.mark.gpu
 @pytest.mark.parametrize("workers", [1, 2])
 def test_cuda_is_close_to_cpu(workers: int, tmp_path: Path) -> None:
-    if workers > torch.cuda.device_count():
-        pytest.skip("nccl needs a GPU for each worker, and this machine has one")
+    """Two workers on one GPU too: messages go over gloo."""
     small: dict[str, Any] = {"clients": 4, "active": 4, "rounds": 2, "epochs": 1, "algorithm": "fedlesam-s"}
     results = []
     for device in ("cpu", "cuda"):
@@ -317,6 +318,38 @@ def test_cuda_is_close_to_cpu(workers: int, tmp_path: Path) -> None:
         execute(settings, tmp_path / device)
         results.append(RunFolder(tmp_path / device).read_metrics()[-1]["train_loss"])
     assert results[0] == pytest.approx(results[1], rel=1e-3)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("how", [{"engine": "stacked"}, {"stack_runs": 8}], ids=str)
+@pytest.mark.parametrize("method", ["fedavg", "fedsam", "fedlesam-s", "random-step"])
+def test_stacks_on_a_gpu_are_close_to_the_cpu(method: str, how: dict[str, Any]) -> None:
+    """Uncompiled, often enough for steps to be recorded where they are; in float64, so that rounding is all."""
+    clients = samples((8, 8, 8, 5))
+    one, other = (
+        federation(method, clients=clients, local=training(epochs=4), device=device, threads=1, **how)
+        for device in DEVICES
+    )
+    for _ in range(15):
+        here, there = one.round(range(4)), other.round(range(4))
+        assert there.train_loss == pytest.approx(here.train_loss, rel=1e-8, abs=1e-10)
+    torch.testing.assert_close(other.weights.cpu(), one.weights, rtol=1e-8, atol=1e-9)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("how", [{}, {"engine": "stacked"}], ids=str)
+def test_evaluation_on_a_gpu_is_close_to_the_cpu(how: dict[str, Any]) -> None:
+    """On the common test data, and over clients with test samples of their own."""
+    held = samples((40, 9, 3, 12, 7, 5), seed=3)
+    data: dict[str, Any] = {"test": held[0], "test_clients": held[1:], "clients": samples(SIZES[1:])}
+    one, other = (federation("fedlesam", device=device, threads=1, **data, **how) for device in DEVICES)
+    for _ in range(2):
+        here, there = one.round([0, 1]), other.round([0, 1])
+        assert there.test_loss == pytest.approx(here.test_loss, rel=1e-9)
+        assert there.metrics == pytest.approx(here.metrics) != {}
+        assert set(there.test_clients) == set(here.test_clients) != set()
+        for name, mine in here.test_clients.items():
+            assert vars(there.test_clients[name]) == pytest.approx(vars(mine))
 
 
 compiles = pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")

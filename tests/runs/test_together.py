@@ -3,11 +3,13 @@
 import dataclasses
 import json
 import signal
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import Call
 
 from fedlesam.engines.signals import Interrupted
 from fedlesam.engines.stack import Stack
@@ -93,6 +95,43 @@ def test_runs_resume_at_other_rounds_with_the_same_bits(tmp_path: Path, all_of_t
     assert train(configs, out) == [None] * 3
     for seed in range(3):
         assert numbers(out / str(seed)) == numbers(tmp_path / "whole" / str(seed))
+
+
+SEVERAL = {
+    "compare": (["fedavg", "fedlesam-s", "--seeds", "2"], 2),
+    "tune": (["--algorithm", "fedsam", "--over", "rho=0.05,0.5", "--over", "lr=0.03,0.1"], 4),
+}
+"""Flags of a command, and how many of its runs share a computation."""
+
+
+@pytest.mark.usefixtures("forked_jobs")
+@pytest.mark.parametrize("command", SEVERAL)
+def test_runs_of_a_command_are_those_of_the_same_run_alone(
+    command: str, call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the command line to the folders, each trained again by `fedlesam run` with its config."""
+    flags, shared = SEVERAL[command]
+    tiny = ["--clients", "6", "--active", "2", "--epochs", "1", "--rounds", "2", "--samples", "300"]
+    widths, stacked = tmp_path / "widths", Stack.run
+
+    def run(stack: Stack, jobs: Sequence[Callable[[], None]]) -> None:
+        with widths.open("a") as file:  # tune's runs are in a process of their own
+            file.write(f"{len(jobs)} ")
+        stacked(stack, jobs)
+
+    monkeypatch.setattr(Stack, "run", run)
+    code, _, err = call(command, *flags, *tiny, "--stack-runs", "8", "--out", "all")
+    assert code == 0, err
+    folders = sorted(path.parent for path in (tmp_path / "all").rglob("summary.json"))
+    assert len(folders) == 4
+    assert set(map(int, widths.read_text().split())) == {shared}
+    for folder in folders:
+        code, _, err = call("run", "--config", str(folder / "config.toml"), "--out", f"alone/{folder.name}", "-q")
+        assert code == 0, err
+        alone = tmp_path / "alone" / folder.name
+        assert numbers(folder) == numbers(alone)
+        for name in ("config.toml", "split.safetensors"):
+            assert (folder / name).read_bytes() == (alone / name).read_bytes()
 
 
 def test_a_run_that_fails_leaves_the_others_alone(tmp_path: Path) -> None:
