@@ -11,6 +11,7 @@ from torch.utils.data import Dataset, TensorDataset, default_collate
 
 from fedlesam.core import seeds
 from fedlesam.core.computing import own_device
+from fedlesam.core.staging import Staging
 from fedlesam.core.tree import leaves, move, named_tensors, tree_map
 
 Augment = Callable[[Tensor, torch.Generator], Tensor]
@@ -48,6 +49,47 @@ class Streamed(Loadable, Protocol):
 
         Args:
             chosen: The numbers of the samples, or a slice of them.
+        """
+
+
+@runtime_checkable
+class Stored(Streamed, Protocol):
+    """A Streamed whose samples are stored in another form than a model takes: pixels, a quarter of their size."""
+
+    def stays(self, room: int) -> int:
+        """Bytes of what can stay on a device from round to round, for all clients together; 0 if nothing can.
+
+        Args:
+            room: Bytes that there are for it.
+        """
+
+    def on(self, device: torch.device, room: int) -> "Stored":
+        """The same samples on a device, if they can stay there; else itself.
+
+        Args:
+            device: Where they should be.
+            room: Bytes that there are for them.
+        """
+
+    def raw(self, chosen: Tensor | slice) -> Batch:
+        """Some samples as they are stored, where they are.
+
+        Args:
+            chosen: The numbers of the samples, or a slice of them.
+        """
+
+    def inputs(self, raw: Batch) -> Batch:
+        """What a model takes, made where the samples are.
+
+        Args:
+            raw: Samples as they are stored.
+        """
+
+    def part(self, places: Tensor) -> "Stored":
+        """Some of its samples, as a client.
+
+        Args:
+            places: The numbers of the samples.
         """
 
 
@@ -189,7 +231,10 @@ def batch_indices(
 
 
 RESIDENT = 2 << 30
-"""Bytes of a client's samples that may lie on a GPU while it trains; larger ones are sent batch by batch."""
+"""Bytes of samples that may lie on a GPU: of a data set from round to round, of a client while it trains.
+
+Larger ones are sent batch by batch.
+"""
 
 
 class Batches:
@@ -202,10 +247,20 @@ class Batches:
     """
 
     def __init__(self, data: ClientData, device: torch.device, collate: Collate | None = None) -> None:
-        self.streamed = data if given_tensors(data) is None and isinstance(data, Streamed) and data.streams else None
-        self.tensors = as_tensors(data) if self.streamed is None else None
+        self.stored: Stored | None = None
+        """Samples that become a model's inputs on the device."""
+        self.streamed: Streamed | None = None
+        self.tensors: Batch | None
         self.home: torch.device | None = None
         """Where the samples are indexed: on the device if they are there, else on the CPU (None)."""
+        made = given_tensors(data) is None
+        if made and device.type != "cpu" and isinstance(data, Stored):
+            self.stored = data.on(device, RESIDENT)
+            self.home = device if self.stored is not data else None
+            self.tensors = None if data.streams else _inputs_on(self.stored, device)
+        else:
+            self.streamed = data if made and isinstance(data, Streamed) and data.streams else None
+            self.tensors = as_tensors(data) if self.streamed is None else None
         if self.tensors is not None:
             held = leaves(self.tensors)
             self.size = len(held[0])
@@ -216,6 +271,7 @@ class Batches:
             self._flat = type(self.tensors) is tuple and len(held) == len(self.tensors)  # no tree to walk at each step
         else:
             self.size = len(data)  # type: ignore[arg-type]
+        self.staging = None if device.type == "cpu" else Staging(device)
         self.samples: Any = data
         self.device, self.collate = device, collate
 
@@ -240,13 +296,22 @@ class Batches:
                 batch = tree_map(lambda tensor: tensor[indices], self.tensors)
             if self.home is not None:
                 return batch
+        elif self.stored is not None:
+            raw = self.stored.raw(indices)
+            return self.stored.inputs(raw if self.staging is None or self.home is not None else self.staging(raw))
         elif self.streamed is not None:
             batch = self.streamed.batch(indices)
         else:
             seeds.reseed_everything(seed, self.device)
             chosen = range(len(self)) if isinstance(indices, slice) else indices.tolist()
             batch = collated([self.samples[i] for i in chosen], self.collate)
-        return move(batch, self.device)
+        return move(batch, self.device) if self.staging is None else self.staging(batch)
+
+
+def _inputs_on(stored: Stored, device: torch.device) -> Batch | None:
+    """All samples of a client as a model takes them; None if they do not fit."""
+    raw = stored.raw(slice(None))
+    return stored.inputs(move(raw, device)) if sum(t.nbytes for t in leaves(raw)) <= RESIDENT else None
 
 
 def _own(samples: Any, kind: str, collate: Collate | None) -> Batches:

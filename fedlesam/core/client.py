@@ -93,8 +93,8 @@ def local_update(
     model.module.train()
     batches = Batches(data, model.device, task.collate)
     rng = seeds.generator(seed, "batches", broadcast.round, client)
-    on_gpu = local.augment is not None and model.device.type == "cuda"
-    augment_rng = seeds.generator(seed, "batches", broadcast.round, client, device=model.device) if on_gpu else rng
+    there = local.augment is not None and model.device.type != "cpu"
+    augment_rng = seeds.generator(seed, "batches", broadcast.round, client, device=model.device) if there else rng
     noise = model.hold("noise", r.anchor) if algorithm.perturbation.draws and r.ascends else None
     drawn = normal_vectors(mask_seed + 1, steps, r.anchor)
     losses: list[Tensor] = []

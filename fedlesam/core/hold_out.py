@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils.data import Subset, TensorDataset
 
 from fedlesam.core import seeds
-from fedlesam.core.batches import ClientData, Loadable, Streamed, check_client, given_tensors
+from fedlesam.core.batches import ClientData, Loadable, Stored, Streamed, check_client, given_tensors
 from fedlesam.core.client_tests import NOBODY, Tests
 from fedlesam.core.drawn import is_checked_whole
 from fedlesam.core.tree import tree_map
@@ -125,7 +125,7 @@ def part_of(data: Any, places: Tensor) -> Any:
     if (given := given_tensors(data)) is not None:
         return tree_map(lambda tensor: tensor[places], given)
     if isinstance(data, Loadable):
-        return _Part(data, places)
+        return data.part(places) if isinstance(data, Stored) else _Part(data, places)
     return [data[i] for i in places.tolist()] if isinstance(data, list) else Subset(data, places.tolist())
 
 

@@ -1,5 +1,6 @@
 """A data set in memory: raw images and labels, turned into model inputs when a client or the evaluation asks."""
 
+import functools
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fedlesam.core.batches import Augment, Batch
+from fedlesam.core.staging import resident
 from fedlesam.core.tree import leaves, tree_map
 from fedlesam.data._files import Labels
 
@@ -151,8 +153,8 @@ class DataSet:
         """
         if not self.mean:
             return x
-        mean = torch.tensor(self.mean).view(1, -1, 1, 1) * self.scale
-        std = torch.tensor(self.std).view(1, -1, 1, 1) * self.scale
+        moments = _moments if x.device.type == "cpu" else _moments_there
+        mean, std = moments(self.mean, self.std, self.scale, x.device)
         return torch.sub(x, mean).div_(std)
 
     def shard(self, indices: Tensor) -> "Shard":
@@ -170,6 +172,18 @@ class DataSet:
             indices: Their numbers in the test set; None takes all.
         """
         return Shard(self, self.test, torch.arange(len(self.test)) if indices is None else indices)
+
+
+def _moments(
+    mean: tuple[float, ...], std: tuple[float, ...], scale: float, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Of raw values, as they are subtracted and divided by."""
+    one, other = (torch.tensor(part).view(1, -1, 1, 1) * scale for part in (mean, std))
+    return (one, other) if device.type == "cpu" else (one.to(device), other.to(device))
+
+
+_moments_there = functools.lru_cache(maxsize=64)(_moments)
+"""On a GPU, whose batches may be normalised one by one: to send six numbers would stop it each time."""
 
 
 @dataclass(frozen=True)
@@ -206,10 +220,58 @@ class Shard:
         Args:
             chosen: Their places in the shard.
         """
+        return self.inputs(self.raw(chosen))
+
+    def raw(self, chosen: Tensor | slice) -> Batch:
+        """Some of its samples as they are stored.
+
+        Args:
+            chosen: Their places in the shard.
+        """
         indices = self.indices[chosen]
         if self.images.whole is not None:
             return tree_map(lambda tensor: tensor[indices], self.images.whole)
-        return self.data.normalise(self.images.x[indices]), self.images.y[indices]
+        return self.images.x[indices], self.images.y[indices]
+
+    def inputs(self, raw: Batch) -> Batch:
+        """What a model takes, made where the samples are.
+
+        Args:
+            raw: Samples as they are stored.
+        """
+        return raw if self.images.whole is not None else (self.data.normalise(raw[0]), raw[1])
+
+    def part(self, places: Tensor) -> "Shard":
+        """Some of its samples.
+
+        Args:
+            places: In the shard.
+        """
+        return replace(self, indices=self.indices[places])
+
+    def stays(self, room: int) -> int:
+        """Bytes of the data set where it can stay on a device: uint8 pictures that fit; 0 of any other.
+
+        Args:
+            room: Bytes that there are for its training and its test samples.
+        """
+        if self.images.whole is not None or self.images.x.dtype != torch.uint8:
+            return 0
+        parts = {id(part): part for part in (self.data.train, self.data.test, self.images)}
+        size = sum(part.x.nbytes + part.y.nbytes for part in parts.values())
+        return size if size <= room else 0
+
+    def on(self, device: torch.device, room: int) -> "Shard":
+        """The same samples on a device, where all clients share them, if they can stay there; else itself.
+
+        Args:
+            device: Where they should be.
+            room: Bytes that there are for the data set.
+        """
+        if not self.stays(room):
+            return self
+        images = Images(resident(self.images.x, device), resident(self.images.y, device))
+        return replace(self, images=images, indices=resident(self.indices, device))
 
     def tensors(self) -> Batch:
         """All of its samples as (x, y), or in the form of a user's own."""

@@ -52,8 +52,15 @@ class Member:
 
     @cached_property
     def rng(self) -> torch.Generator:
-        """Draws the order of its samples, and the augmentation, where that is done client by client."""
+        """Draws the order of its samples."""
         return seeds.generator(self.seed, "batches", self.round, self.client)
+
+    @cached_property
+    def augment_rng(self) -> torch.Generator:
+        """Draws the augmentation, where that is done client by client: on a GPU from a generator of its own there."""
+        if self.data.device.type == "cpu":
+            return self.rng
+        return seeds.generator(self.seed, "batches", self.round, self.client, device=self.data.device)
 
 
 def orders_of(drawn: Sequence[int], size: int, batch_size: int, steps: int) -> Tensor:
@@ -160,7 +167,8 @@ class Fetched:
         """The batches of a step; steps must be asked for in their order."""
         found = [m.data.fetch(next(o), m.mask + step + 1) for m, o in zip(self.members, self.orders, strict=True)]
         if self.augment is not None:
-            found = [augmented(batch, self.augment, m.rng) for batch, m in zip(found, self.members, strict=True)]
+            draws = [m.augment_rng for m in self.members]
+            found = [augmented(batch, self.augment, rng) for batch, rng in zip(found, draws, strict=True)]
         return stacked(found + found[:1] * (self.width - len(found)))
 
 

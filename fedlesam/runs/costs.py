@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fedlesam.algorithms import Algorithm
-from fedlesam.core.batches import RESIDENT, Batches, size_of, steps_per_epoch
+from fedlesam.core.batches import RESIDENT, Batches, Stored, size_of, steps_per_epoch
 from fedlesam.core.local import LocalTraining
 from fedlesam.core.space import size
 from fedlesam.core.state import size_in_bytes
@@ -172,12 +172,16 @@ def _held(federation: Federation) -> int:
 
 
 def _resident(federation: Federation) -> int:
-    """Bytes of the samples on a GPU: of one client and of the test set, where they are small enough to lie there."""
+    """Bytes of the samples on a GPU: of one client and of the test set, where they are small enough to lie there.
+
+    The pictures of a data set are there beside them.
+    """
     first = Batches(federation.clients[0], torch.device("cpu"), federation.task.collate)
     sample = sum(part.nbytes for part in leaves(first.fetch(torch.tensor([0]), seed=0)) if isinstance(part, Tensor))
     test = federation._local_engine.test
     counts = [max(map(size_of, federation.clients)), 0 if test is None else len(test)]
-    return sum(count * sample for count in counts if count * sample <= RESIDENT)
+    shared = first.samples.stays(RESIDENT) if isinstance(first.samples, Stored) else 0
+    return shared + sum(count * sample for count in counts if count * sample <= RESIDENT)
 
 
 def data_for(config: RunConfig) -> tuple[DataSet, bool]:

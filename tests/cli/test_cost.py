@@ -156,7 +156,7 @@ def test_gpu_memory_without_a_gpu_and_without_the_data(call: Call, tmp_path: Pat
         assert code == 0, err
         found[method] = json.loads(out)
     vector = 4 * found["fedavg"]["parameters"]
-    samples = (5_000 + 10_000) * (3 * 32 * 32 * 4 + 8)
+    samples = (5_000 + 10_000) * (3 * 32 * 32 * 4 + 8) + (50_000 + 10_000) * (3 * 32 * 32 + 8)
     assert found["fedavg"]["gpu"] == samples + 10 * vector, "5, an update's sum (2), received, held, the server's"
     assert found["fedsam"]["gpu"] == found["fedavg"]["gpu"] + 2 * vector, "v beside v + e, and the ascent"
     assert found["scaffold"]["gpu"] == found["fedavg"]["gpu"] + 6 * vector, "c twice, c_i, c - c_i, its sum"
