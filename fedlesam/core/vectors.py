@@ -113,6 +113,15 @@ def rows_of(vectors: Sequence[Tensor]) -> Tensor:
     return torch.stack(list(vectors))
 
 
+def peak_of(x: Tensor) -> Tensor:
+    """The largest absolute value, or what is not finite; on the device, and no second vector is made.
+
+    Args:
+        x: A vector.
+    """
+    return torch.stack(x.aminmax()).abs().amax()
+
+
 def read_at_once(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Tensors of numbers on the CPU, in double precision, by one copy from the device.
 
