@@ -16,6 +16,7 @@ from fedlesam.core.metrics import Metric
 from fedlesam.core.sound import Clients, NamedTests, blame_targets, check_finite
 from fedlesam.core.task import Task
 from fedlesam.core.tree import join, move, tree_items, tree_map
+from fedlesam.core.vectors import read_at_once
 
 Tests = Sequence[ClientData | None]
 """The test samples of every client; None of one that has none."""
@@ -59,6 +60,16 @@ class ClientScore:
         """
         sums = {name: rows.sum(0).tolist() for name, rows in self.sums.items()}
         return BatchScore(number, sum(self.sizes), self.loss, sums, self.kept)
+
+
+class _Scored(NamedTuple):
+    """A batch of which loss and sums are still on the device."""
+
+    number: tuple[int, int]
+    pieces: list[Piece]
+    loss: Tensor
+    sums: dict[str, Tensor]
+    kept: dict[str, Tensor]
 
 
 class ClientTests:
@@ -204,7 +215,7 @@ def score_clients(
     """
     model.module.eval()
     before = model.buffers() if model.state.own else {}
-    plan, found = tests.plan(not task.measured, model.needs_batch), list[ClientScore]()
+    plan, found = tests.plan(not task.measured, model.needs_batch), list[_Scored]()
     for number in range(part, len(plan), parts):
         check()
         pieces = plan[number]
@@ -223,15 +234,25 @@ def score_clients(
                 blame_targets(model, task, own, f"the test samples of client {piece.client}")
             raise
         found += scored
-    return found
+    read = iter(read_at_once([tensor for one in found for tensor in (one.loss, *one.sums.values())]))
+    return [_read(one, read, tests, model.device) for one in found]
+
+
+def _read(one: _Scored, read: Iterator[Tensor], tests: ClientTests, device: torch.device) -> ClientScore:
+    """The score, whose numbers come next."""
+    loss = float(next(read))
+    if not np.isfinite(loss):
+        check_finite(tests.fetch(one.pieces, device), f"the test samples of {_names(one.pieces)}")
+    clients, sizes = [piece.client for piece in one.pieces], [piece.end - piece.start for piece in one.pieces]
+    return ClientScore(one.number, clients, sizes, loss, {name: next(read) for name in one.sums}, one.kept)
 
 
 def _score(
     model: FlatModel, tests: ClientTests, task: Task, pieces: list[Piece], number: tuple[int, int]
-) -> list[ClientScore] | None:
+) -> list[_Scored] | None:
     """None if several clients are in the batch, and what is whose cannot be told."""
     batch, sizes = tests.fetch(pieces, model.device), [piece.end - piece.start for piece in pieces]
-    done, clients = model.step(task, batch), [piece.client for piece in pieces]
+    done = model.step(task, batch)
     sums, kept = dict[str, Tensor](), dict[str, Tensor]()
     if task.measured:
         outputs, targets = done.outputs, task.targets_of(batch)
@@ -245,11 +266,8 @@ def _score(
             terms = [metric.term(name, *of) for of in cut]
             known = [term for term in terms if term is not None]
             if len(known) == len(terms):
-                sums[name] = torch.stack(known).cpu().double()
-    loss = float(done.loss)
-    if not np.isfinite(loss):
-        check_finite(batch, f"the test samples of {_names(pieces)}")
-    return [ClientScore(number, clients, sizes, loss, sums, kept)]
+                sums[name] = torch.stack(known)
+    return [_Scored(number, pieces, done.loss, sums, kept)]
 
 
 def _by_client(outputs: Any, targets: Any, sizes: list[int]) -> list[tuple[Any, Any]]:

@@ -16,6 +16,7 @@ from fedlesam.core.buffers import Unsupported
 from fedlesam.core.flat_model import CalledModel, FlatModel, ForwardPass
 from fedlesam.core.sound import blame_targets, check_finite
 from fedlesam.core.task import Loss, Task
+from fedlesam.core.vectors import read_at_once
 
 BATCH = 500
 """Samples per batch. Fixed, so that an evaluation gives the same bits in any process."""
@@ -86,7 +87,8 @@ def score_batches(
         check()
         model.load_buffers(before)  # a layer may change them in eval mode, too, and no batch may depend on another
         start, end = number * BATCH, (number + 1) * BATCH if number < batches - 1 else len(data)
-        batch = data.fetch(torch.arange(start, end), seed=0)
+        # A slice would be a view, and a model that changes its input would change the test data.
+        batch = data.fetch(torch.arange(start, end, device=data.home), seed=0)
         try:
             done = model.step(task, batch)
         except Exception:
@@ -95,9 +97,10 @@ def score_batches(
         found.append((number, end - start, done.loss, *_measured(task, done, batch)))
     if not found:
         return []
-    losses = torch.stack([one for _, _, one, *_ in found]).tolist()
     names = [name for name in task.measured if all(name in sums for *_, sums, _ in found)]
-    columns = {name: torch.stack([sums[name] for *_, sums, _ in found]).tolist() for name in names}
+    stacks = [torch.stack([sums[name] for *_, sums, _ in found]) for name in names]
+    losses, *terms = (part.tolist() for part in read_at_once([torch.stack([one for _, _, one, *_ in found]), *stacks]))
+    columns = dict(zip(names, terms, strict=True))
     for (number, size, *_), value in zip(found, losses, strict=True):
         if not math.isfinite(value):
             places = torch.arange(number * BATCH, number * BATCH + size)

@@ -150,7 +150,7 @@ def _label_counts(outputs: Tensor, targets: Tensor) -> Tensor:
 
 def _distances(outputs: Tensor, targets: Tensor) -> Tensor:
     far = (outputs - targets.to(outputs.dtype)).abs()
-    return torch.stack([far.sum(), far.new_tensor(far.numel())])
+    return torch.stack([far.sum(), far.new_full((), far.numel())])
 
 
 def _f1(total: Tensor) -> Tensor:

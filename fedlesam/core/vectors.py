@@ -111,3 +111,26 @@ def rows_of(vectors: Sequence[Tensor]) -> Tensor:
         if neighbours and not rest and vectors[-1]._base is whole:
             return whole[first : first + len(vectors)]
     return torch.stack(list(vectors))
+
+
+def peak_of(x: Tensor) -> Tensor:
+    """The largest absolute value, or what is not finite; on the device, and no second vector is made.
+
+    Args:
+        x: A vector.
+    """
+    return torch.stack(x.aminmax()).abs().amax()
+
+
+def read_at_once(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Tensors of numbers on the CPU, in double precision, by one copy from the device.
+
+    Args:
+        tensors: on the device of the first. Whole numbers are exact below 2**53.
+    """
+    if not tensors:
+        return []
+    device, sizes = tensors[0].device, [tensor.numel() for tensor in tensors]
+    flat = [tensor.detach().reshape(-1).to(device, torch.float64) for tensor in tensors]
+    parts = torch.split(torch.cat(flat).cpu(), sizes)
+    return [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]

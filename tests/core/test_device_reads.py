@@ -3,10 +3,12 @@
 import functools
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
+from elsewhere import ReadsGiveZeros
+from seven_tasks import Transformer
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -14,11 +16,15 @@ from worlds import federation, mlp, play, samples, steps_in, training
 
 from fedlesam.algorithms import CATALOGUE
 from fedlesam.core import step as local_step
-from fedlesam.core.batches import Batches
-from fedlesam.core.client import local_update
+from fedlesam.core.batches import Batches, ClientData
+from fedlesam.core.checks import NotFinite
+from fedlesam.core.client import drain, local_update
+from fedlesam.core.client_tests import ClientTests, score_clients
 from fedlesam.core.evaluation import BATCH, score_batches
 from fedlesam.core.flat_model import FlatModel
 from fedlesam.core.messages import Memory
+from fedlesam.core.reduction import Reduction
+from fedlesam.core.task import Task, TaskName
 
 READS = "aten._local_scalar_dense.default"
 
@@ -94,16 +100,103 @@ def test_the_descent_has_no_graph_break(scope: str, momentum: float) -> None:
     torch._dynamo.reset()
 
 
-def test_an_evaluation_reads_the_device_twice_however_many_batches() -> None:
-    """The losses, and the counts by class."""
-    model = FlatModel(nn.Linear(3, 4))
-    reads = []
-    for batches in (1, 4):
-        data = Batches((torch.randn(batches * BATCH, 3), torch.randint(4, (batches * BATCH,))), model.device)
-        with Counted() as mode:
-            score_batches(model, data, nn.functional.cross_entropy)
-        reads.append(mode.calls[READS])
-    assert reads == [0, 0]
+def elsewhere(batches: int, *shape: int) -> Tensor:
+    return torch.zeros(batches * BATCH, *shape, device="meta")
+
+
+def classes_elsewhere(batches: int, *shape: int) -> Tensor:
+    return elsewhere(batches, *shape).long()
+
+
+READY: dict[str, tuple[Task, nn.Module, Callable[[int], Any]]] = {
+    "classification": (Task.classification(), nn.Linear(3, 4), lambda n: (elsewhere(n, 3), classes_elsewhere(n))),
+    "binary": (Task.binary(), nn.Linear(3, 1), lambda n: (elsewhere(n, 3), classes_elsewhere(n, 1))),
+    "multilabel": (Task.multilabel(), nn.Linear(3, 4), lambda n: (elsewhere(n, 3), elsewhere(n, 4))),
+    "regression": (Task.regression(), nn.Linear(3, 2), lambda n: (elsewhere(n, 3), elsewhere(n, 2))),
+    "language_model": (
+        Task.language_model(),
+        nn.Sequential(nn.Embedding(6, 2), nn.Linear(2, 6)),
+        lambda n: (classes_elsewhere(n, 5), classes_elsewhere(n, 5)),
+    ),
+    "segmentation": (
+        Task.segmentation(),
+        nn.Conv2d(2, 3, 1),
+        lambda n: (elsewhere(n, 2, 4, 4), classes_elsewhere(n, 4, 4)),
+    ),
+    "huggingface": (
+        Task.huggingface(),
+        Transformer().float(),
+        lambda n: {
+            "input_ids": classes_elsewhere(n, 5),
+            "attention_mask": elsewhere(n, 5),
+            "labels": classes_elsewhere(n),
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("batches", [1, 4])
+@pytest.mark.parametrize("name", get_args(TaskName))
+def test_an_evaluation_reads_the_device_once(name: str, batches: int) -> None:
+    """The losses and all metrics of all batches in one copy; nothing is sent where the samples are there."""
+    task, module, data = READY[name]
+    model = FlatModel(module.to("meta"))
+    test = Batches(data(batches), model.device)
+    with ReadsGiveZeros() as mode:
+        scores = score_batches(model, test, task)
+    assert (mode.read, mode.sent) == (1, 0)
+    assert [set(score.sums) for score in scores] == [set(task.measured)] * batches
+
+
+@pytest.mark.parametrize("batches", [1, 4])
+def test_clients_own_samples_are_sent_and_read_once(batches: int) -> None:
+    model = FlatModel(nn.Linear(3, 4).to("meta"))
+    own: list[ClientData | None] = [(torch.zeros(BATCH // 2, 3), torch.zeros(BATCH // 2).long())] * 2 * batches
+    with ReadsGiveZeros() as mode:
+        scores = score_clients(model, ClientTests(own), Task.classification())
+    assert (mode.read, mode.sent) == (1, 2 * batches), "x and y of each batch"
+    assert [score.sizes for score in scores] == [[BATCH // 2] * 2] * batches
+
+
+@pytest.mark.parametrize(
+    ("method", "norm", "reads"), [*((name, False, 2) for name in CATALOGUE), ("scaffold", True, 3), ("fedavg", True, 3)]
+)
+def test_a_clients_round_reads_twice(method: str, norm: bool, reads: int) -> None:
+    """The losses and largest entries in one copy, the norm of the update; of a model with BatchNorm its buffers."""
+    layers = [nn.BatchNorm1d(5), nn.Linear(5, 4), nn.BatchNorm1d(4)] if norm else [nn.Linear(5, 4)]
+    model = nn.Sequential(*layers, nn.Tanh(), nn.Linear(4, 3)).double()
+    fed = play(federation(method, model=model), [[0, 1], [0, 2]])
+    state = fed.state.sent(fed.algorithm)
+    broadcast = type(state).unflatten(state.round, {k: v.to("meta") for k, v in state.flatten().items()})
+    memory, on_meta, reduction = fed.memories.get(0, Memory()), FlatModel(fed.model.to("meta")), Reduction(0, 2)
+    with ReadsGiveZeros() as mode:
+        steps = local_update(on_meta, fed.clients[0], fed.algorithm, training(), broadcast, memory, client=0, seed=7)
+        reduction.add(drain(steps))
+    assert mode.read == reads
+
+
+def test_a_rule_that_raises_because_of_a_loss_is_not_to_blame(monkeypatch: pytest.MonkeyPatch) -> None:
+    def finish(*_: object) -> Any:
+        raise ArithmeticError("a number that is not finite")
+
+    monkeypatch.setattr("fedlesam.core.client.finish", finish)
+    fed = federation("fedavg")
+    with pytest.raises(ArithmeticError):
+        fed.round([0])
+    x, y = fed.clients[0]
+    fed.clients[0] = (x * torch.nan, y)  # type: ignore[index]
+    with pytest.raises(NotFinite, match="client 0: the loss of step 0 is not finite"):
+        fed.round([0])
+
+
+def test_what_is_read_and_sent_is_counted() -> None:
+    there = torch.zeros(3, device="meta")
+    with ReadsGiveZeros() as mode:
+        assert float(there.sum()) == 0
+        assert there.tolist() == [0, 0, 0]
+        assert mode.read == 2
+        there[torch.arange(2)].add_(torch.ones(2).to("meta"))
+    assert (mode.read, mode.sent) == (2, 2)
 
 
 class ResetsGradients(nn.Module):

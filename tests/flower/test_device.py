@@ -4,13 +4,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 pytest.importorskip("flwr", reason="needs Flower: pip install 'fedlesam[flower]'")
 
+from elsewhere import ReadsGiveZeros
 from flwr.app import ConfigRecord
 from local_grid import LocalGrid
 from scenes import QUICK, SEED, TIMEOUT, app, model
@@ -19,28 +16,6 @@ from fedlesam.algorithms import examples
 from fedlesam.flower import Strategy
 
 pytestmark = pytest.mark.extras
-
-
-class ReadsGiveZeros(TorchDispatchMode):
-    """What is copied from the meta device to the host is zeros. All else is as there: no CPU tensor may be mixed in."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.read = self.sent = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        name = str(func)
-        on_meta = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor) and t.is_meta]
-        if name == "aten._local_scalar_dense.default" and on_meta:
-            self.read += 1
-            return torch.zeros((), dtype=on_meta[0].dtype).item()
-        if name == "aten._to_copy.default" and on_meta and torch.device(kwargs.get("device") or "meta").type == "cpu":
-            self.read += 1
-            return torch.zeros(args[0].shape, dtype=kwargs.get("dtype") or args[0].dtype)
-        out = func(*args, **kwargs)
-        self.sent += not on_meta and isinstance(out, Tensor) and out.is_meta and bool(tree_leaves(args))
-        return out
 
 
 WITH_MEMORY = ("fedlesam", "scaffold", "feddyn", "fedsmoo", "fedlesam-s")
