@@ -63,13 +63,20 @@ class _SettledObjects:
     def __enter__(self) -> None:
         if not self.depth:
             self.freezes = gc.isenabled() and not gc.get_freeze_count()
+        try:
+            if self.freezes:
+                gc.collect()  # of the runs before
+                gc.freeze()
+        except BaseException:  # Ctrl-C comes out of a collection
+            self._leave()
+            raise
         self.depth += 1
-        if self.freezes:
-            gc.collect()  # of the runs before
-            gc.freeze()
 
     def __exit__(self, *_: object) -> None:
         self.depth -= 1
+        self._leave()
+
+    def _leave(self) -> None:
         if self.freezes and not self.depth:
             gc.unfreeze()
 

@@ -173,14 +173,13 @@ def _pixel_hits(outputs: Tensor, targets: Tensor, ignore: int) -> Tensor:
 
 
 def _overlaps(outputs: Tensor, targets: Tensor, ignore: int) -> Tensor:
-    """By class, the pixels of both and of either; those that do not count are in a class beyond the last."""
-    classes, known = outputs.shape[1], targets != ignore
-    said, true = (torch.where(known, part.long(), classes).reshape(-1) for part in (outputs.argmax(1), targets))
-    counts = torch.zeros(3, classes + 1, dtype=torch.int64, device=targets.device)
-    for row, part in zip(counts, (torch.where(said == true, said, classes), said, true), strict=True):
-        row.scatter_add_(0, part, torch.ones_like(part))
-    both, *each = counts[:, :classes]
-    return torch.stack([both, each[0] + each[1] - both])
+    """By class, the pixels of both and of either; those that do not count are nought in the first class."""
+    known = targets != ignore
+    said, true = (torch.where(known, part.long(), 0).reshape(-1) for part in (outputs.argmax(1), targets))
+    counts, one = torch.zeros(3, outputs.shape[1], dtype=torch.int64, device=targets.device), known.reshape(-1).long()
+    for row, part, count in zip(counts, (said, said, true), (one * (said == true), one, one), strict=True):
+        row.scatter_add_(0, part, count)
+    return torch.stack([counts[0], counts[1] + counts[2] - counts[0]])
 
 
 def _mean_overlap(total: Tensor) -> Tensor:

@@ -33,11 +33,11 @@ def standard_normal(seeds: Tensor, size: int, dtype: torch.dtype) -> Tensor:
         size: of the last axis, which is new.
         dtype: of the numbers; the same ones to rounding in any.
     """
-    half = (size + 1) // 2
+    half, exact = (size + 1) // 2, torch.promote_types(dtype, torch.float32)
     bits = _mix_(_mix_(seeds.clone())[..., None] ^ torch.arange(half, device=seeds.device))
-    radius = _low_(bits >> 40, BITS).to(dtype).add_(0.5).mul_(2.0**-BITS).log_().mul_(-2.0).sqrt_()
-    angle = _low_(bits, BITS).to(dtype).mul_(math.tau * 2.0**-BITS)
-    return torch.cat([angle.cos().mul_(radius), angle.sin().mul_(radius)], -1)[..., :size]
+    radius = _low_(bits >> 40, BITS).to(exact).add_(0.5).mul_(2.0**-BITS).log_().mul_(-2.0).sqrt_()
+    angle = _low_(bits, BITS).to(exact).mul_(math.tau * 2.0**-BITS)
+    return torch.cat([angle.cos().mul_(radius), angle.sin().mul_(radius)], -1)[..., :size].to(dtype)
 
 
 def normal_vectors(seed: int, count: int, like: Tensor) -> Iterator[Tensor]:

@@ -99,7 +99,7 @@ class Reduction:
         wrong, largest = self._refusals(answers, named, bounds)
         good = [i for i, why in enumerate(wrong) if not why]
         weights = [self._weight(answers[i]) for i in good]
-        squares = {i: bounds[i][0] ** 2 for i in good}
+        squares = {i: (answers[i].norms or bounds[i])[0] ** 2 for i in good}
         for name, rows in named.items() if good else ():
             total = self.sums[name] = self.sum_of(name, rows[0])
             if len(good) > 1:

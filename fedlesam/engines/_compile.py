@@ -48,25 +48,37 @@ def _norm(
 
 def _product(a: Tensor, b: Tensor) -> Any:
     """A product of few terms, such as a gradient of weights: as many as a batch has samples."""
-    if a.shape[2] > SHORT or b.stride(2) != 1:
+    if a.shape[2] > SHORT or b.stride(2) != 1 or a.device.type != "cpu":
         return NotImplemented
-    a = _once(a.transpose(1, 2)).transpose(1, 2) if a.stride(1) == 1 else _once(a)
     return (a.unsqueeze(3) * b.unsqueeze(1)).sum(2)
 
 
-def _once(x: Tensor) -> Tensor:
-    """The same tensor; inductor puts it into memory, and does not compute it again wherever it is used."""
-    return x.as_strided(x.shape, x.stride())
-
-
 def _compute_once(traced: fx.GraphModule) -> None:
-    """A number of each row by which its vector is multiplied, such as the factor that clips it."""
+    """Have inductor put into memory what it would compute again wherever it is used.
+
+    That is a number of each row by which its vector is multiplied, such as the factor that clips it, and the first
+    matrix of a product of few terms.
+    """
     graph = traced.graph
     for node in graph.find_nodes(op="call_function", target=aten.view.default):
         source = node.args[0]
         value = source.meta["val"]
-        if source.op == "call_function" and value.ndim == 1 and node.meta["val"].ndim > 1 and value.is_floating_point():
-            with graph.inserting_before(node):
-                once = graph.call_function(aten.as_strided.default, (source, list(value.shape), list(value.stride())))
-            node.replace_input_with(source, once)
+        if value.ndim == 1 and node.meta["val"].ndim > 1 and value.is_floating_point():
+            _put_into_memory(graph, node, source)
+    for node in graph.find_nodes(op="call_function", target=aten.unsqueeze.default):
+        source, place = node.args
+        if place == 3 and source.meta["val"].ndim == 3 and all(use.target is aten.mul.Tensor for use in node.users):
+            _put_into_memory(graph, node, source)
     traced.recompile()
+
+
+def _put_into_memory(graph: fx.Graph, node: fx.Node, source: fx.Node) -> None:
+    """Its strides are asked for, which only memory has; a tensor with others would be copied."""
+    from torch._inductor.inductor_prims import force_stride_order
+
+    value = source.meta["val"]
+    if source.op != "call_function" or not (value.is_contiguous() or (value.ndim > 1 and value.mT.is_contiguous())):
+        return
+    with graph.inserting_before(node):
+        stored = graph.call_function(force_stride_order, (source, list(value.stride())))
+    node.replace_input_with(source, stored)

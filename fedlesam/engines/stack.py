@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakKeyDictionary, WeakMethod, WeakSet
 
 import torch
 
@@ -89,7 +89,14 @@ class Stack:
         self._known: WeakKeyDictionary[FlatModel, dict[object, tuple[_Method, Algorithm, LocalTraining, object]]]
         self._known = WeakKeyDictionary()
         """What a federation trained with in its last round: to compare whole methods takes longer."""
-        self._meeting: Lockstep[Request, Trained] = Lockstep(self._train)
+        train = WeakMethod(self._train)  # in a cycle a stack would stay until garbage is looked for
+
+        def answer(requests: list[Request]) -> list[Trained | BaseException]:
+            method = train()
+            assert method is not None
+            return method(requests)
+
+        self._meeting: Lockstep[Request, Trained] = Lockstep(answer)
 
     def run(self, functions: Sequence[Callable[[], None]]) -> None:
         """Run functions whose federations use this stack, in lockstep.
