@@ -24,6 +24,7 @@ from fedlesam.core.slots import Algorithm
 from fedlesam.core.sound import augmented, blame_targets, check_finite, shapes
 from fedlesam.core.step import ClientRound, begin, finish, look, move
 from fedlesam.core.task import Task
+from fedlesam.core.vectors import peaks_of, read_at_once
 
 
 @dataclass
@@ -125,19 +126,25 @@ def local_update(
             yield view
             move(r, number)
 
-    values = torch.stack(losses).tolist()
-    wrong = next((number for number, value in enumerate(values) if not math.isfinite(value)), None)
-    if wrong is not None:
-        batch = batches.fetch(taken[wrong], mask_seed - len(values) + wrong + 1)
-        remedy = _remedy(batch, taken[wrong])
-        raise NotFinite(f"the loss of step {wrong} is not finite", broadcast.round, client, remedy)
-    model.state.check()
-    r = given if r is given else given_back(model, given, r)
-    result, after, perturbation, correction = finish(r, memory, broadcast, len(values))
-    if not all(math.isfinite(end) for end in result.update.aminmax()):
+    def refuse_losses(values: list[float]) -> None:
+        for wrong in [number for number, value in enumerate(values) if not math.isfinite(value)]:
+            remedy = _remedy(batches.fetch(taken[wrong], mask_seed - len(values) + wrong + 1), taken[wrong])
+            raise NotFinite(f"the loss of step {wrong} is not finite", broadcast.round, client, remedy)
+
+    try:
+        model.state.check()
+        r = given if r is given else given_back(model, given, r)
+        result, after, perturbation, correction = finish(r, memory, broadcast, len(losses))
+    except Exception:
+        refuse_losses(torch.stack(losses).tolist())  # a rule may raise because of them
+        raise
+    ends = peaks_of([result.update, *perturbation.values(), *correction.values()])
+    values, peaks = (part.tolist() for part in read_at_once([torch.stack(losses), ends]))
+    refuse_losses(values)
+    if not math.isfinite(peaks[0]):
         raise NotFinite("the update is not finite", broadcast.round, client)
-    mean = sum(values) / len(values)
-    return ClientResult(client, len(batches), result, mean, perturbation, correction, model.buffers(), after)
+    mean, slots = sum(values) / len(values), (perturbation, correction, model.buffers(), after)
+    return ClientResult(client, len(batches), result, mean, *slots, peaks=peaks)
 
 
 def drain(steps: Generator[LocalStep, None, ClientResult], check: Callable[[], None] | None = None) -> ClientResult:

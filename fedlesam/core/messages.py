@@ -118,6 +118,8 @@ class ClientResult:
     """What it keeps; not sent."""
     norms: Sequence[float] = ()
     """Of its update and of what its rules upload, by `norms_of`; what is not known yet is missing at the end."""
+    peaks: Sequence[float] = ()
+    """The largest entries of the same vectors, where the client has read them with its losses; not sent."""
 
     @property
     def nbytes(self) -> int:

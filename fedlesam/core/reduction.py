@@ -17,7 +17,7 @@ from fedlesam.core.exact_sum import MOST, RANGE, ExactSum, adds_exactly
 from fedlesam.core.messages import ClientResult, Results
 from fedlesam.core.slots import State
 from fedlesam.core.state import unflatten
-from fedlesam.core.vectors import rows_of
+from fedlesam.core.vectors import peaks_of, rows_of
 
 ABOVE = 1.001
 """A norm in single precision, times this, is no smaller than any entry."""
@@ -147,7 +147,9 @@ class Reduction:
             return [why] * len(answers), RANGE
         if self._are_small(answers, bounds):
             return [""] * len(answers), max(map(max, bounds))
-        peaks = torch.stack([rows.reshape(len(answers), -1).abs().amax(1) for rows in named.values()], 1).tolist()
+        peaks = bounds
+        if len(answers) > 1 or answers[0].norms:
+            peaks = torch.stack([rows.reshape(len(answers), -1).abs().amax(1) for rows in named.values()], 1).tolist()
         found = [self._refusal(a, dict(zip(named, own, strict=True))) for a, own in zip(answers, peaks, strict=True)]
         return found, max((max(own) for own, why in zip(peaks, found, strict=True) if not why), default=RANGE)
 
@@ -170,17 +172,20 @@ class Reduction:
                 return f"{name} is not finite"
             if peak >= largest:
                 return f"{name} has an entry of {peak:.3g}, too large to be averaged (from {largest:.3g})"
-        for name, buffer in answer.buffers.items():
-            wrong = ~buffer.isfinite()
-            if bool(wrong.any()) and name in self.buffers:
-                wrong &= ~same_entries(buffer, self.buffers[name])
-            if bool(wrong.any()):
+        suspect = [(~buffer.isfinite()).any() for buffer in answer.buffers.values()]
+        for name, found in zip(answer.buffers, torch.stack(suspect).tolist() if suspect else (), strict=True):
+            if found and not self._is_sent(name, answer.buffers[name]):
                 return f"the buffer {name} is not finite"
         if self.max_norm is not None:
             norm = float(torch.linalg.vector_norm(answer.result.update, dtype=torch.float64))
             if norm > self.max_norm:
                 return f"the update has norm {norm:.3g}, above {self.max_norm:g}"
         return ""
+
+    def _is_sent(self, name: str, buffer: Tensor) -> bool:
+        """Whether the entries of a buffer that are not finite are those that were sent."""
+        sent = self.buffers.get(name)
+        return sent is not None and bool((buffer.isfinite() | same_entries(buffer, sent)).all())
 
     @property
     def ordered(self) -> list[ResultSummary]:
@@ -295,11 +300,14 @@ def norms_of(vectors: Iterable[Tensor]) -> list[Sequence[float]]:
 def _bounds(answers: Sequence[ClientResult], named: Mapping[str, Tensor]) -> list[Sequence[float]]:
     """For each client a number for each vector that no entry is larger than, or no number; the device is read once.
 
-    Of one client it is the largest entry, as its norm comes out of the sum. Of several it is the norm.
+    Of one client it is the largest entry, as its norm comes out of the sum, and nothing is read where that is known. Of
+    several it is the norm.
     """
     known = [answer.norms for answer in answers]
     if all(len(norms) == len(named) for norms in known):
         return known
     if len(answers) > 1:
         return norms_of(named.values())
-    return [torch.stack([torch.stack(rows.aminmax()).abs().amax() for rows in named.values()]).tolist()]
+    if len(answers[0].peaks) == len(named):
+        return [answers[0].peaks]
+    return [peaks_of(named.values()).tolist()]

@@ -1,6 +1,6 @@
 """Arithmetic on flat vectors: every model, update, perturbation and correction is one of them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -111,6 +111,15 @@ def rows_of(vectors: Sequence[Tensor]) -> Tensor:
         if neighbours and not rest and vectors[-1]._base is whole:
             return whole[first : first + len(vectors)]
     return torch.stack(list(vectors))
+
+
+def peaks_of(vectors: Iterable[Tensor]) -> Tensor:
+    """Of each the largest absolute value, or what is not finite; on the device, and no second vector is made.
+
+    Args:
+        vectors: At least one.
+    """
+    return torch.stack([torch.stack(x.aminmax()).abs().amax() for x in vectors])
 
 
 def read_at_once(tensors: Sequence[Tensor]) -> list[Tensor]:

@@ -17,11 +17,13 @@ from worlds import federation, mlp, play, samples, steps_in, training
 from fedlesam.algorithms import CATALOGUE
 from fedlesam.core import step as local_step
 from fedlesam.core.batches import Batches, ClientData
-from fedlesam.core.client import local_update
+from fedlesam.core.checks import NotFinite
+from fedlesam.core.client import drain, local_update
 from fedlesam.core.client_tests import ClientTests, score_clients
 from fedlesam.core.evaluation import BATCH, score_batches
 from fedlesam.core.flat_model import FlatModel
 from fedlesam.core.messages import Memory
+from fedlesam.core.reduction import Reduction
 from fedlesam.core.task import Task, TaskName
 
 READS = "aten._local_scalar_dense.default"
@@ -154,6 +156,37 @@ def test_clients_own_samples_are_sent_and_read_once(batches: int) -> None:
         scores = score_clients(model, ClientTests(own), Task.classification())
     assert (mode.read, mode.sent) == (1, 2 * batches), "x and y of each batch"
     assert [score.sizes for score in scores] == [[BATCH // 2] * 2] * batches
+
+
+@pytest.mark.parametrize(
+    ("method", "norm", "reads"), [*((name, False, 2) for name in CATALOGUE), ("scaffold", True, 3), ("fedavg", True, 3)]
+)
+def test_a_clients_round_reads_twice(method: str, norm: bool, reads: int) -> None:
+    """The losses and largest entries in one copy, the norm of the update; of a model with BatchNorm its buffers."""
+    layers = [nn.BatchNorm1d(5), nn.Linear(5, 4), nn.BatchNorm1d(4)] if norm else [nn.Linear(5, 4)]
+    model = nn.Sequential(*layers, nn.Tanh(), nn.Linear(4, 3)).double()
+    fed = play(federation(method, model=model), [[0, 1], [0, 2]])
+    state = fed.state.sent(fed.algorithm)
+    broadcast = type(state).unflatten(state.round, {k: v.to("meta") for k, v in state.flatten().items()})
+    memory, on_meta, reduction = fed.memories.get(0, Memory()), FlatModel(fed.model.to("meta")), Reduction(0, 2)
+    with ReadsGiveZeros() as mode:
+        steps = local_update(on_meta, fed.clients[0], fed.algorithm, training(), broadcast, memory, client=0, seed=7)
+        reduction.add(drain(steps))
+    assert mode.read == reads
+
+
+def test_a_rule_that_raises_because_of_a_loss_is_not_to_blame(monkeypatch: pytest.MonkeyPatch) -> None:
+    def finish(*_: object) -> Any:
+        raise ArithmeticError("a number that is not finite")
+
+    monkeypatch.setattr("fedlesam.core.client.finish", finish)
+    fed = federation("fedavg")
+    with pytest.raises(ArithmeticError):
+        fed.round([0])
+    x, y = fed.clients[0]
+    fed.clients[0] = (x * torch.nan, y)  # type: ignore[index]
+    with pytest.raises(NotFinite, match="client 0: the loss of step 0 is not finite"):
+        fed.round([0])
 
 
 def test_what_is_read_and_sent_is_counted() -> None:
