@@ -1,8 +1,8 @@
 """Stretches of local steps as CUDA graphs: recorded once for each form of a batch, then replayed without Python.
 
 A stretch has one forward and backward pass, and what a step does before and after it (recorded.py). It reads and writes
-tensors that never move, so its graph holds for every client and round. Seeds are set between replays: a graph draws
-from the generator as it is then, so both passes of a step see the same mask, as without graphs.
+tensors that never move, so its graph holds for every client and round. Seeds are set between replays of what draws: a
+graph draws from the generator as it is then, so both passes of a step see the same mask, as without graphs.
 """
 
 import logging
@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from fedlesam.core import seeds
 from fedlesam.core.batches import Batch
 from fedlesam.core.buffers import Buffers, Unsupported
 from fedlesam.core.tree import leaves, tree_map
@@ -128,6 +129,8 @@ class Graphs:
         self.refused: str | None = None
         self.rehearsed: dict[Hashable, list[list[tuple[Any, ...]]]] = {}
         self.recorded: dict[Hashable, tuple[Callable[[], None], Tensor]] = {}
+        self.drawing: set[Hashable] = set()
+        """Forms that drew random numbers in a rehearsal; the replays of others need no seed."""
         self._inputs: dict[Hashable, tuple[Batch, list[Tensor]]] = {}
         self._filled: dict[Hashable, Batch] = {}
         self._numbers: dict[str, Tensor] = {}
@@ -154,6 +157,7 @@ class Graphs:
             self._rules = rules
             self.rehearsed.clear()
             self.recorded.clear()
+            self.drawing.clear()
 
     def refuse(self, why: str) -> None:
         """Record nothing any more.
@@ -165,19 +169,23 @@ class Graphs:
             self.refused = why
             log.warning("no CUDA graphs: %s; training continues without them", why)
 
-    def run(self, what: Hashable, work: Work, batch: Batch) -> Tensor:
+    def run(self, what: Hashable, work: Work, batch: Batch, seed: Callable[[], None]) -> Tensor:
         """The result of the work itself, or of a replay of it, which the next replay overwrites.
 
         Args:
             what: tells apart works that differ in more than the form of the batch.
             work: a stretch of a step.
             batch: its batch, on the device.
+            seed: sets what layers draw from; it is called first, but for a replay that draws nothing.
         """
         given = leaves(batch)
         if self.refused is not None or not all(isinstance(leaf, Tensor) for leaf in given):
+            seed()
             return work(batch)
         shape = tuple((leaf.shape, leaf.dtype) for leaf in given)
         form = what, shape
+        if form not in self.recorded or form in self.drawing:
+            seed()
         if form not in self.recorded:
             if len(self.rehearsed.setdefault(form, [])) < REHEARSALS:
                 return self._rehearse(form, work, batch)
@@ -201,10 +209,12 @@ class Graphs:
     def _rehearse(self, form: Hashable, work: Work, batch: Batch) -> Tensor:
         """The first run of a form may set up what it needs; the others must be alike."""
         self.recorder = self.recorder or self.make(self.device)
-        before, held = _host_draws(), self.buffers.tensors()
+        before, state, held = _host_draws(), seeds.state(self.device), self.buffers.tensors()
         with Watched(self.device) as seen:
             found = self.recorder.rehearse(lambda: work(batch))
         done = self.rehearsed[form]
+        if seeds.state(self.device) != state:
+            self.drawing.add(form)
         if any(now is not held[name] for name, now in self.buffers.tensors().items()):
             seen.why = seen.why or "the model replaces its buffers"
         if _host_draws() != before and self.device.type == "cuda":

@@ -121,8 +121,7 @@ class RecordedRound:
                 self.graphs.refuse("the rule replaces the tensors of its state")
             return found
 
-        self.gradient.seed()
-        found = self.graphs.run((name, *self.form), work, self.gradient.batch[0])
+        found = self.graphs.run((name, *self.form), work, self.gradient.batch[0], self.gradient.seed)
         model.backward_passes = passes + 1
         return found
 

@@ -4,6 +4,7 @@ import pickle
 
 import pytest
 import torch
+from replayed import TapeRecorder
 from torch import Tensor, nn
 from worlds import assert_same_bits, federation, mlp, play, samples, states, training
 
@@ -11,6 +12,7 @@ import fedlesam as fl
 from fedlesam.core import seeds
 from fedlesam.core.computing import compute_context
 from fedlesam.core.flat_model import FlatModel
+from fedlesam.core.graphs import REHEARSALS, Graphs
 from fedlesam.federation import Federation
 
 CLIENTS = samples(dtype=torch.float32)
@@ -117,9 +119,26 @@ def test_a_run_in_tf32_multiplies_so(monkeypatch: pytest.MonkeyPatch) -> None:
     assert seen == {"high"}
 
 
-@pytest.mark.parametrize(("rate", "seeded"), [(0.0, 1 + 1), (0.3, 1 + 2 * 12)])
-def test_seeding_costs_nothing_where_no_layer_draws(rate: float, seeded: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once at the start of a client's round and once to see whether a layer draws; else before every pass."""
+PASSES = 2 * 12
+"""Passes of a round."""
+
+
+@pytest.mark.parametrize(
+    ("rate", "graphs", "seeded"),
+    [
+        (0.0, False, [1 + 1, 1 + 1]),
+        (0.3, False, [1 + PASSES, 1 + PASSES]),
+        (0.0, True, [1 + 2 * (REHEARSALS + 1), 1]),
+        (0.3, True, [1 + PASSES, 1 + PASSES]),
+    ],
+)
+def test_seeding_costs_nothing_where_no_layer_draws(
+    rate: float, graphs: bool, seeded: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once at the start of a client's round and once to see whether a layer draws; else before every pass.
+
+    With graphs, both stretches of a step are seeded until they are recorded, and then only if they draw.
+    """
     calls, reseed = [], seeds.reseed_torch
 
     def counted(seed: int, device: torch.device) -> None:
@@ -129,8 +148,12 @@ def test_seeding_costs_nothing_where_no_layer_draws(rate: float, seeded: int, mo
     monkeypatch.setattr(seeds, "reseed_torch", counted)
     model = nn.Sequential(nn.Linear(5, 4), nn.Dropout(rate), nn.Linear(4, 3)).double()
     fed = federation("fedsam", model=model, local=training(epochs=4))
-    fed.round([1])
-    assert len(calls) == seeded
+    if graphs:
+        fed._flat.graphs = Graphs(fed._flat.device, fed._flat.state, TapeRecorder)
+    for expected in seeded:
+        calls.clear()
+        fed.round([1])
+        assert len(calls) == expected
 
 
 class Late(nn.Module):
