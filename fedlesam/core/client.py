@@ -24,7 +24,7 @@ from fedlesam.core.slots import Algorithm
 from fedlesam.core.sound import augmented, blame_targets, check_finite, shapes
 from fedlesam.core.step import ClientRound, begin, finish, look, move
 from fedlesam.core.task import Task
-from fedlesam.core.vectors import peak_of, read_at_once
+from fedlesam.core.vectors import peaks_of, read_at_once
 
 
 @dataclass
@@ -127,10 +127,8 @@ def local_update(
             move(r, number)
 
     def refuse_losses(values: list[float]) -> None:
-        wrong = next((number for number, value in enumerate(values) if not math.isfinite(value)), None)
-        if wrong is not None:
-            batch = batches.fetch(taken[wrong], mask_seed - len(values) + wrong + 1)
-            remedy = _remedy(batch, taken[wrong])
+        for wrong in [number for number, value in enumerate(values) if not math.isfinite(value)]:
+            remedy = _remedy(batches.fetch(taken[wrong], mask_seed - len(values) + wrong + 1), taken[wrong])
             raise NotFinite(f"the loss of step {wrong} is not finite", broadcast.round, client, remedy)
 
     try:
@@ -140,9 +138,8 @@ def local_update(
     except Exception:
         refuse_losses(torch.stack(losses).tolist())  # a rule may raise because of them
         raise
-    sent = result.update, *perturbation.values(), *correction.values()
-    read, *ends = read_at_once([torch.stack(losses), *map(peak_of, sent)])
-    values, peaks = read.tolist(), [float(end) for end in ends]
+    ends = peaks_of([result.update, *perturbation.values(), *correction.values()])
+    values, peaks = (part.tolist() for part in read_at_once([torch.stack(losses), ends]))
     refuse_losses(values)
     if not math.isfinite(peaks[0]):
         raise NotFinite("the update is not finite", broadcast.round, client)

@@ -17,7 +17,7 @@ from fedlesam.core.exact_sum import MOST, RANGE, ExactSum, adds_exactly
 from fedlesam.core.messages import ClientResult, Results
 from fedlesam.core.slots import State
 from fedlesam.core.state import unflatten
-from fedlesam.core.vectors import peak_of, rows_of
+from fedlesam.core.vectors import peaks_of, rows_of
 
 ABOVE = 1.001
 """A norm in single precision, times this, is no smaller than any entry."""
@@ -310,4 +310,4 @@ def _bounds(answers: Sequence[ClientResult], named: Mapping[str, Tensor]) -> lis
         return norms_of(named.values())
     if len(answers[0].peaks) == len(named):
         return [answers[0].peaks]
-    return [torch.stack([peak_of(rows) for rows in named.values()]).tolist()]
+    return [peaks_of(named.values()).tolist()]

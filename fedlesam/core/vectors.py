@@ -1,6 +1,6 @@
 """Arithmetic on flat vectors: every model, update, perturbation and correction is one of them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -113,13 +113,13 @@ def rows_of(vectors: Sequence[Tensor]) -> Tensor:
     return torch.stack(list(vectors))
 
 
-def peak_of(x: Tensor) -> Tensor:
-    """The largest absolute value, or what is not finite; on the device, and no second vector is made.
+def peaks_of(vectors: Iterable[Tensor]) -> Tensor:
+    """Of each the largest absolute value, or what is not finite; on the device, and no second vector is made.
 
     Args:
-        x: A vector.
+        vectors: At least one.
     """
-    return torch.stack(x.aminmax()).abs().amax()
+    return torch.stack([torch.stack(x.aminmax()).abs().amax() for x in vectors])
 
 
 def read_at_once(tensors: Sequence[Tensor]) -> list[Tensor]:
