@@ -1,5 +1,6 @@
 """A process while it computes: what it leaves as it was, and the memory it keeps."""
 
+import gc
 import os
 import platform
 import subprocess
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedlesam.core.computing import compute_context
+from fedlesam.core.computing import compute_context, settled_objects
 
 HUGE = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
@@ -96,3 +97,25 @@ def test_large_vectors_are_in_huge_pages() -> None:
         for env in (free, free | {"THP_MEM_ALLOC_ENABLE": "0"})
     ]
     assert faults[0] < 30_000 < faults[1]
+
+
+def test_a_collection_that_is_interrupted_freezes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C is often heard in a collection, which may be the longest of what Python does alone."""
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    gc.unfreeze()
+    try:
+        with monkeypatch.context() as during:
+            during.setattr(gc, "collect", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                settled_objects.__enter__()
+        assert (settled_objects.depth, gc.get_freeze_count()) == (0, 0)
+        with settled_objects:
+            with settled_objects:
+                assert gc.get_freeze_count() > 0
+            assert gc.get_freeze_count() > 0
+        assert gc.get_freeze_count() == 0
+    finally:
+        gc.freeze()  # as it is in all tests

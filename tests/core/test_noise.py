@@ -58,3 +58,9 @@ def test_vectors_are_the_same_however_many_are_made_at_once(size: int) -> None:
 def test_the_largest_seeds_may_wrap() -> None:
     last = list(normal_vectors(2**63 - 2, 4, torch.empty(5)))
     assert all(vector.isfinite().all() for vector in last)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_has_the_same_numbers_rounded(dtype: torch.dtype) -> None:
+    found, exact = (standard_normal(torch.tensor([5]), 1000, kind) for kind in (dtype, torch.float32))
+    assert torch.equal(found, exact.to(dtype))

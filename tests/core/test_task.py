@@ -12,6 +12,7 @@ from worlds import federation, mlp, samples, training
 import fedlesam as fl
 from fedlesam.core.buffers import Unsupported
 from fedlesam.core.evaluation import FEW
+from fedlesam.core.metrics import mean_iou
 
 X, Y = samples((12,))[0]
 NAMED = [{"x": x, "labels": y} for x, y in samples((7, 12, 5))]
@@ -419,3 +420,11 @@ def test_a_model_of_transformers() -> None:
     assert torch.equal(ends[0][0], ends[1][0])
     assert ends[0][1:] == ends[1][1:]
     assert 0 <= ends[0][2]["accuracy"] <= 1
+
+
+def test_a_label_beyond_the_classes_is_not_left_out_of_the_overlap() -> None:
+    outputs, targets = torch.zeros(1, 3, 2, 2), torch.tensor([[[0, 3], [255, 1]]])
+    with pytest.raises(RuntimeError, match="out of bounds"):
+        mean_iou().f(outputs, targets)
+    targets[0, 0, 1] = 0
+    assert mean_iou().f(outputs, targets).tolist() == [[2, 0, 0], [3, 1, 0]]

@@ -1,6 +1,7 @@
 """A compiled step: one program without a loop over clients; what it is rewritten to is the same to rounding."""
 
 import logging
+import shutil
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,7 +14,7 @@ from worlds import PAPER, slow_unless
 import fedlesam as fl
 from fedlesam.algorithms import CATALOGUE, example
 from fedlesam.engines import _compile
-from fedlesam.engines._compile import CHUNK, SHORT, aten
+from fedlesam.engines._compile import CHUNK, SHORT
 
 
 def normal(*shape: int) -> Tensor:
@@ -40,19 +41,73 @@ def test_other_products_are_left_to_pytorch() -> None:
     assert _compile._product(normal(3, 5, 7), normal(3, 4, 7).transpose(1, 2)) is NotImplemented
 
 
-def test_a_number_of_each_row_is_computed_once() -> None:
-    """It is put into memory before it is spread over its row; tensors of other shapes are not."""
+def test_what_is_used_often_is_computed_once() -> None:
+    """A number of each row, before it is spread over its row, and the first matrix of a product."""
 
-    def clip(x: Tensor) -> Tensor:
+    def clip(x: Tensor, a: Tensor) -> Tensor:
         factor = (1 / torch.linalg.vector_norm(x, dim=1)).clamp(max=1)
-        return x * factor.view(-1, 1) + (x * 2).view(len(x), -1)
+        product = _compile._product(a.exp(), x.view(3, 1, 5))
+        return x * factor.view(-1, 1) + (x * 2).view(len(x), -1) + product[:, 0]
 
-    x = normal(3, 5)
-    traced = make_fx(clip)(x)
+    x, a = normal(3, 5), normal(3, 2, 1)
+    traced = make_fx(clip)(x, a)
     _compile._compute_once(traced)
-    stored = traced.graph.find_nodes(op="call_function", target=aten.as_strided.default)
-    assert [node.args[1] for node in stored] == [[3]]
-    assert torch.equal(traced(x), clip(x))
+    stored = traced.graph.find_nodes(op="call_function", target=torch.ops.prims.inductor_force_stride_order.default)
+    stored += traced.graph.find_nodes(op="call_function", target=torch.ops.prims.inductor_force_stride_order)
+    assert sorted(tuple(node.args[0].meta["val"].shape) for node in stored) == [(3,), (3, 2, 1)]
+    assert torch.equal(traced(x, a), clip(x, a))
+
+
+def of_views(u: Tensor) -> tuple[Tensor, ...]:
+    """Numbers and matrices that are parts of what is computed, not all of it."""
+    m, number = (u[:, :32] * 2).view(8, 4, 8), (u * 2)[:, 7]
+    left, right = m.chunk(2, 2)
+    return (
+        number.view(8, 1) * u,
+        (u * 2).unbind(1)[5].view(8, 1) * u,
+        torch.bmm(left, right),
+        torch.bmm(left.transpose(1, 2), right),
+        torch.bmm(m.tanh().transpose(1, 2), right),
+        torch.bmm(u[:, :1, None].exp().expand(8, 4, 4), right),
+        u.exp().select(1, 3).view(8, 1) * u + torch.linalg.vector_norm(u, dim=1).view(8, 1),
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
+def test_views_of_what_is_computed_are_read_where_they_are() -> None:
+    u = normal(8, 40)
+    for found, expected in zip(_compile.compiled(of_views, [u.clone()])(u.clone()), of_views(u), strict=True):
+        torch.testing.assert_close(found, expected)
+
+
+class Gate(nn.Module):
+    """Weights of which single entries and slices are factors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gates, self.mix = nn.Parameter(torch.ones(3)), nn.Parameter(normal(4, 6))
+        self.first, self.last = nn.Linear(6, 4), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        g = self.gates.softmax(0)
+        return self.last((g[0] * self.first(x) + g[1] * (self.mix @ x.T).T + g[2] * x[:, :4]).tanh())
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
+@pytest.mark.parametrize("method", ["fedavg", "fedsam", "random-step"])
+def test_a_model_whose_weights_are_taken_apart(method: str) -> None:
+    draw = torch.Generator().manual_seed(0)
+    data = [(torch.randn(8, 6, generator=draw), torch.randint(0, 3, (8,), generator=draw)) for _ in range(4)]
+    found = []
+    for how in (fl.Execution(engine="stacked", compile=True, threads=1), fl.Execution(threads=1)):
+        torch.manual_seed(0)
+        fed = fl.Federation(Gate(), data, example(method), fl.LocalTraining(batch_size=4, epochs=2), execution=how)
+        for _ in range(3):
+            fed.round()
+        found.append(fed.weights)
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
 
 
 @pytest.fixture

@@ -1,7 +1,9 @@
 """Federations that share a stack: each as if it were alone, bit for bit, and as the plain engine to rounding."""
 
+import dataclasses
 import gc
 import random
+import weakref
 from collections.abc import Iterable
 from functools import partial
 from typing import Any
@@ -15,10 +17,15 @@ from worlds import PAPER, slow_unless
 import fedlesam as fl
 from fedlesam.algorithms import CATALOGUE
 from fedlesam.core import seeds
+from fedlesam.core.computing import settled_objects
 from fedlesam.core.record import Record
+from fedlesam.core.slots import State
 from fedlesam.engines import _mapped
 from fedlesam.engines.stack import Stack
 from fedlesam.engines.stacked import NotStackable
+from fedlesam.rules.correction import ControlVariates
+from fedlesam.runs.config import RunConfig, resolve
+from fedlesam.runs.together import train_together
 
 ROWS, ROUNDS = 16, 3
 CORRECTED = {"momentum": 0.5, "clip": 0.3, "clip_scope": "corrected"}
@@ -181,3 +188,43 @@ def test_another_method_is_not_taken_for_the_last_one() -> None:
     fed._local_engine.algorithm = fl.algorithms.get("fedsam")
     assert fed.round([0, 1]).backward_passes == 2 * passes
     assert len(stack._methods) == 2
+
+
+def test_a_stack_is_gone_after_its_runs() -> None:
+    """In a cycle it would stay, with its programs, until a whole sweep has ended."""
+    stacks: list[weakref.ref[Stack]] = []
+
+    def run(seed: int, stack: Stack | None) -> None:
+        assert stack is not None
+        stacks.append(weakref.ref(stack))
+        federation("fedlesam-s", seed, stack).round()
+
+    config = resolve(RunConfig(stack_runs=ROWS))
+    with settled_objects:
+        train_together(config, [partial(run, seed) for seed in range(2)])
+        gc.collect()
+        assert [stack() for stack in stacks] == [None, None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Echo(ControlVariates):
+    """Uploads what it was given, too."""
+
+    def upload(self, before: State, after: State) -> State:
+        return {**super().upload(before, after), "before": before.get("c", after["c"])}
+
+
+def test_what_one_client_of_a_stack_uploads_is_measured_as_of_several() -> None:
+    """Eight rows for nine clients; one of their vectors is no new one."""
+    found = []
+    for stack in (None, Stack(8, False), Stack(ROWS, False)):
+        torch.manual_seed(0)
+        draw = torch.Generator().manual_seed(0)
+        data = [(torch.randn(8, 6, generator=draw), torch.randint(0, 3, (8,), generator=draw)) for _ in range(9)]
+        algorithm = dataclasses.replace(fl.algorithms.scaffold(), correction=Echo())
+        how = fl.Execution(threads=1, stack_runs=None if stack is None else stack.width)
+        local = fl.LocalTraining(batch_size=4, epochs=2)
+        fed = fl.Federation(nn.Linear(6, 3), data, algorithm, local, execution=how, _stack=stack)
+        found.append([fed.round().divergence for _ in range(3)])
+    assert found[1] == pytest.approx(found[0], rel=1e-5)
+    assert found[2] == pytest.approx(found[0], rel=1e-5)
