@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fedlesam.core import seeds
 from fedlesam.core.batches import Augment, Batch, Batches, batch_indices, steps_per_epoch
+from fedlesam.core.flat_model import CalledModel, FlatModel
 from fedlesam.core.slots import Algorithm
 from fedlesam.core.sound import augmented
 from fedlesam.core.task import Supervised, Task, is_pair
@@ -44,6 +45,8 @@ class Member:
     """Of its largest tensor of samples."""
     mask: int = 0
     """Its seed of the round, for rules and samples that draw."""
+    fills: bool = False
+    """Whether its batches can be filled up."""
 
     @property
     def place(self) -> tuple[int, int, int]:
@@ -91,6 +94,22 @@ def can_fill_up(task: Task, algorithm: Algorithm, data: Batches) -> bool:
     if not whole or data.tensors is None or not is_pair(data.tensors):
         return False
     return isinstance(data.tensors[1], Tensor) and not data.tensors[1].is_floating_point()
+
+
+def samples_are_apart(model: FlatModel, task: Task, data: Batches) -> bool:
+    """Whether the outputs for a sample do not depend on the others of its batch, which may only fill it up.
+
+    Args:
+        model: with any weights.
+        task: how a batch becomes a loss.
+        data: a client's samples.
+    """
+    called = CalledModel(model.module, None, model.called.cast)  # compiled, it would be so for these sizes, too
+    model.module.eval()
+    with torch.no_grad():
+        both, one = (called.run(task, data.fetch(torch.arange(size), 0)).outputs for size in (2, 1))
+    far = (both[:1] - one).abs().amax()
+    return bool(far <= 1e-3 * both.abs().amax())
 
 
 class Gathered:

@@ -12,11 +12,9 @@ from fedlesam.core.buffers import same_bits
 from fedlesam.core.flat_model import FlatModel
 from fedlesam.core.local import LocalTraining
 from fedlesam.core.messages import ClientResult, Memory
-from fedlesam.core.slots import Algorithm
 from fedlesam.core.state import flatten
-from fedlesam.core.task import Task
 from fedlesam.engines._answers import finish_rows
-from fedlesam.engines._feed import Fetched, Gathered, Member, can_fill_up
+from fedlesam.engines._feed import Fetched, Gathered, Member
 from fedlesam.engines._mapped import MappedStep, NotStackable
 from fedlesam.engines._replay import Replay
 from fedlesam.engines._rows import Rows, Run, begin_rows
@@ -81,14 +79,10 @@ def train_stack(
     return _results(entries, rows, steps, losses, step.replay)
 
 
-def feed_of(
-    task: Task, algorithm: Algorithm, local: LocalTraining, members: Sequence[Member], width: int, whole: bool
-) -> Feed:
+def feed_of(local: LocalTraining, members: Sequence[Member], width: int, whole: bool) -> Feed:
     """The batches of a stack.
 
     Args:
-        task: what they train.
-        algorithm: the method of one of them.
         local: how they train.
         members: the clients.
         width: rows of a batch.
@@ -97,7 +91,7 @@ def feed_of(
     if any(member.data.tensors is None for member in members) or local.augment is not None:
         return Fetched(members, local.batch_size, width, local.augment)
     ragged = len({(member.size, member.steps) for member in members}) > 1
-    fill = ragged or (whole and can_fill_up(task, algorithm, members[0].data))
+    fill = ragged or (whole and members[0].fills)
     return Gathered(members, local.batch_size, width, fill)
 
 

@@ -178,7 +178,7 @@ class Stack:
         try:
             with self.computing(1, method.step.model):
                 step, members = method.step, [entry.member for entry in entries]
-                feed = feed_of(step.task, *entries[0].run[:2], members, self.width, True)
+                feed = feed_of(entries[0].run.local, members, self.width, True)
                 trained = train_stack(step, entries, feed, self.width, True, before_step)
                 results = step.sums(trained, [number for number, _ in some], self.width, step.compile)
         except NotStackable as error:

@@ -18,7 +18,7 @@ from fedlesam.core.batches import Batches, steps_per_epoch
 from fedlesam.core.messages import Broadcast, Memory, Results
 from fedlesam.core.slots import Algorithm
 from fedlesam.core.tree import named_tensors
-from fedlesam.engines._feed import Member, can_fill_up
+from fedlesam.engines._feed import Member, can_fill_up, samples_are_apart
 from fedlesam.engines._mapped import MappedStep
 from fedlesam.engines._mapped import NotStackable as NotStackable
 from fedlesam.engines._numbers import numbers_of
@@ -82,6 +82,7 @@ class StackedEngine(SerialEngine):
         self._held: dict[int, _Samples] = {}
         """Samples that are kept from round to round, up to KEPT entries."""
         self._room = KEPT
+        self._apart: bool | None = None
         self._numbered: tuple[Algorithm, dict[str, dict[str, float]]] | None = None
         """The method of the last round with its numbers."""
         if self.stack is not None:
@@ -157,7 +158,7 @@ class StackedEngine(SerialEngine):
             yield entries[start : start + size]
 
     def _feed(self, members: list[Member], width: int) -> Feed:
-        return feed_of(self.task, self.algorithm, self.local, members, width, self.step.compile)
+        return feed_of(self.local, members, width, self.step.compile)
 
     def _member(self, round: int, client: int) -> Member:
         data, entries, kind, fills = self._samples(client)
@@ -166,7 +167,7 @@ class StackedEngine(SerialEngine):
         steps = self.local.steps_of(self.seed, round, client, per_epoch)
         mask = seeds.derive(self.seed, "step", round, client) if masked else 0
         kind = kind if fills else (*kind, data.size, steps)
-        return Member(client, data, data.size, steps, self.seed, round, kind, entries, mask)
+        return Member(client, data, data.size, steps, self.seed, round, kind, entries, mask, fills)
 
     def _samples(self, client: int) -> "_Samples":
         """A client's samples; small ones are kept, for making them takes longer than its part of a stack's round."""
@@ -179,12 +180,18 @@ class StackedEngine(SerialEngine):
             fills = False
             if named and self.local.augment is None:
                 kind = tuple((name, tensor.shape[1:], tensor.dtype) for name, tensor in named)
-                fills = can_fill_up(self.task, self.algorithm, data)
+                fills = can_fill_up(self.task, self.algorithm, data) and self._keeps_apart(data)
             found = _Samples(data, entries, kind, fills)
             if 0 < entries <= self._room:
                 self._held[client] = found
                 self._room -= entries
         return found
+
+    def _keeps_apart(self, data: Batches) -> bool:
+        """Whether the model looks at each sample of a batch by itself; asked once, of a client with two."""
+        if self._apart is None and len(data) > 1:
+            self._apart = samples_are_apart(self.model, self.task, data)
+        return self._apart is not False
 
 
 class _Samples(NamedTuple):

@@ -166,7 +166,7 @@ def test_the_forward_pass_of_a_stack_is_in_bf16() -> None:
     fed = federate(Spy(6, 3), clients(torch.float32), "fedavg", settings, engine="stacked", precision="bf16")
     seen.clear()
     fed.round([0, 1, 2])
-    assert seen == [torch.bfloat16]
+    assert seen == [torch.bfloat16] * 3, "two of them look whether samples are apart"
 
 
 def test_random_layers_and_buffers_are_refused() -> None:
@@ -246,6 +246,36 @@ def test_there_is_a_program_for_every_form_of_a_batch(monkeypatch: pytest.Monkey
         plain.round(), stacked.round()
     torch.testing.assert_close(stacked.weights, plain.weights, rtol=0, atol=1e-11)
     assert len(made) == 10 + 1, "the sums of all of them are one more"
+
+
+class Mixing(nn.Module):
+    """Looks at a sample beside the mean of its batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 4), nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.first(x).tanh()
+        return self.last(torch.cat([h, h.mean(0, keepdim=True).expand_as(h)], 1))
+
+
+@pytest.mark.parametrize("how", [{"engine": "stacked"}, {"engine": "stacked", "compile": True}, {"stack_runs": 8}])
+def test_batches_of_a_model_that_mixes_samples_are_not_filled_up(
+    how: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch._inductor.compile", lambda program, tensors: program)
+    draw, sizes = torch.Generator().manual_seed(3), (9, 9, 7, 7, 5)
+    data = [(torch.randn(n, 6, generator=draw).double(), torch.randint(0, 3, (n,), generator=draw)) for n in sizes]
+    found = []
+    for settings in ({}, how):
+        torch.manual_seed(0)
+        execution = fl.Execution(threads=1, **settings)
+        fed = fl.Federation(Mixing().double(), data, "fedsam", fl.LocalTraining(batch_size=4), execution=execution)
+        for _ in range(2):
+            fed.round()
+        found.append(fed.weights)
+    torch.testing.assert_close(*found, rtol=0, atol=1e-9)
 
 
 COMPILED = """
