@@ -15,6 +15,9 @@ from fedlesam.engines._compile import compiled
 
 log = logging.getLogger("fedlesam")
 
+MOST = 1 << 22
+"""Entries of a stack's updates: the sums of larger models take little beside their steps, and here twice their memory."""
+
 
 class StackedSums:
     """Adds up the results of a stack's clients, those of each federation by themselves.
@@ -41,7 +44,10 @@ class StackedSums:
         for number, result in zip(whose, results, strict=True):
             if result is not None:
                 clients[number].append(result)
-        sums = self._sums(list(clients.values()), width) if compile and clients else [{}] * len(clients)
+        size = max((own[0].result.update.numel() for own in clients.values()), default=MOST + 1)
+        sums: list[State] = [{} for _ in clients]
+        if compile and size * width <= MOST:
+            sums = self._sums(list(clients.values()), width)
         return {number: Results(own, total) for (number, own), total in zip(clients.items(), sums, strict=True)}
 
     def _sums(self, clients: list[list[ClientResult]], width: int) -> list[State]:

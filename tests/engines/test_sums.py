@@ -87,6 +87,13 @@ def test_without_a_compiler_they_are_made_one_by_one(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.usefixtures("uncompiled")
+def test_those_of_a_large_model_are_made_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_sums, "MOST", WIDTH * 5 - 1)
+    [own] = _sums.StackedSums()(results_of(rows(4), rows(4)), (0,) * 4, WIDTH, compile=True).values()
+    assert own.sums == {}
+
+
+@pytest.mark.usefixtures("uncompiled")
 @pytest.mark.parametrize(
     ("value", "settings", "why"),
     [
