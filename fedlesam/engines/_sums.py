@@ -16,7 +16,7 @@ from fedlesam.engines._compile import compiled
 log = logging.getLogger("fedlesam")
 
 MOST = 1 << 22
-"""Entries of a stack's updates: the sums of larger models take little beside their steps, and here twice their memory."""
+"""Entries of a stack's updates. Sums of larger ones take little beside their steps, and here twice their memory."""
 
 
 class StackedSums:
