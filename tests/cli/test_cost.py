@@ -12,6 +12,7 @@ from text_files import write_lines, write_roles
 from fedlesam.data import load
 from fedlesam.data.catalogue import DOMAIN_SETS, NAMES
 from fedlesam.data.dataset import select
+from fedlesam.data.formats import find
 from fedlesam.data.stand_in import is_public, stand_in
 from fedlesam.runs import costs
 
@@ -164,8 +165,11 @@ def test_gpu_memory_without_a_gpu_and_without_the_data(call: Call, tmp_path: Pat
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if is_public(name)])
-def test_no_public_data_set_needs_its_files(name: str, call: Call) -> None:
+def test_no_public_data_set_needs_its_files(
+    name: str, call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Words need a model that reads them, and domains a split or a number of clients; the error says so."""
+    monkeypatch.setattr(find, "PACKAGED", tmp_path)  # Debian has Fashion-MNIST
     flags = ["--data", name, "--rounds", "2"]
     code, out, err = call("cost", *flags)
     if code != 0:
