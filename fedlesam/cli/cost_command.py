@@ -46,7 +46,7 @@ def command(settings: Settings, as_json: bool) -> None:
         ("one client keeps", size(p.one_client) if p.one_client else "nothing"),
         ("all clients keep", f"{size(p.client_memory)} in the end" if p.client_memory else "nothing"),
         ("RAM", f"{size(p.ram)}, of which at most {size(config.memory)} for the clients' memory"),
-        ("GPU", f"{size(p.gpu)} with --device cuda and a worker on each, and the activations"),
+        ("GPU", f"{size(p.gpu)} for each worker with --device cuda, and the activations"),
         ("disk", f"{size(p.disk)}, and at most {size(p.checkpoints)} for checkpoints"),
     ]
     if not real:

@@ -291,9 +291,9 @@ class Batches:
         """
         if self.tensors is not None:
             if self._flat:
-                batch = tuple([tensor[indices] for tensor in self.tensors])
+                batch = tuple([_taken(tensor, indices) for tensor in self.tensors])
             else:
-                batch = tree_map(lambda tensor: tensor[indices], self.tensors)
+                batch = tree_map(lambda tensor: _taken(tensor, indices), self.tensors)
             if self.home is not None:
                 return batch
         elif self.stored is not None:
@@ -306,6 +306,11 @@ class Batches:
             chosen = range(len(self)) if isinstance(indices, slice) else indices.tolist()
             batch = collated([self.samples[i] for i in chosen], self.collate)
         return move(batch, self.device) if self.staging is None else self.staging(batch)
+
+
+def _taken(tensor: Tensor, indices: Tensor | slice) -> Tensor:
+    """A copy: a model may change its inputs, and a slice would be a view of the client's samples."""
+    return tensor[indices].clone() if isinstance(indices, slice) else tensor[indices]
 
 
 def _inputs_on(stored: Stored, device: torch.device) -> Batch | None:

@@ -16,7 +16,7 @@ BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class Unsupported(ValueError):
-    """The model is one that cannot be trained here: no fault of a client."""
+    """The model, or a rule, is one that cannot be trained with: no fault of a client."""
 
 
 class Buffers:

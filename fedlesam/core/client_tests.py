@@ -188,10 +188,11 @@ def _form(data: ClientData) -> object:
 
 
 def _rows(data: Any, piece: Piece) -> Batch:
+    """A copy: a model may change its inputs."""
     given, rows = given_tensors(data), slice(piece.start, piece.end)
     if given is None and isinstance(data, Streamed):
         return data.batch(rows)
-    return tree_map(lambda tensor: tensor[rows], data.tensors() if given is None else given)
+    return tree_map(lambda tensor: tensor[rows].clone(), data.tensors() if given is None else given)
 
 
 @torch.no_grad()
@@ -267,7 +268,7 @@ def _score(
             known = [term for term in terms if term is not None]
             if len(known) == len(terms):
                 sums[name] = torch.stack(known)
-    return [_Scored(number, pieces, done.loss, sums, kept)]
+    return [_Scored(number, pieces, done.loss.clone(), sums, kept)]  # a model may use its tensors again
 
 
 def _by_client(outputs: Any, targets: Any, sizes: list[int]) -> list[tuple[Any, Any]]:

@@ -1,8 +1,14 @@
 """Whether rules compute on the device alone: a client's round on the meta device, whose tensors cannot be read."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
+from fedlesam.core.lesson import Lesson
 from fedlesam.core.local import LocalTraining
 from fedlesam.core.messages import Memory
 from fedlesam.core.server import ServerState
@@ -13,7 +19,10 @@ STEPS = 3
 
 
 def check_on_device(algorithm: Algorithm) -> None:
-    """A ValueError if a rule reads a number of a vector on the host in a client's round, as `float(norm)` does.
+    """A ValueError if a rule keeps a GPU waiting in a client's round.
+
+    It does if it reads a number of a vector on the host, as `float(norm)` does, or sends a tensor from the host in a
+    step, as `torch.tensor(rho, device=v.device)` does.
 
     Args:
         algorithm: the method; its rules may be your own.
@@ -37,15 +46,55 @@ def _round(algorithm: Algorithm, local: LocalTraining, state: ServerState, memor
     """What the client remembers afterwards."""
     sent = state.sent(algorithm)
 
-    def gradient(at: Tensor, out: Tensor, *, final: bool, lesson: object = None) -> Tensor:
+    def gradient(at: Tensor, out: Tensor, *, final: bool, lesson: Lesson | None = None) -> Tensor:
         out.copy_(at)
-        return at.sum()
+        if lesson is None:
+            return at.sum()
+        outputs, taught = at[:6].view(2, 3), lesson.teacher[:6].view(2, 3)
+        return lesson.rule.distil(outputs, taught)
 
     vectors: dict[str, Tensor] = {}
     u = torch.empty_like(sent.weights)
     r = begin(algorithm, local, sent, memory, STEPS, u, lambda name: vectors.setdefault(name, torch.empty_like(u)))
     noise = torch.empty_like(u) if algorithm.perturbation.draws else None
     for number in range(STEPS):
-        look(r, gradient, number, noise)
-        move(r, number)
+        with _Copies() as copied, _Made() as made:
+            look(r, gradient, number, noise)
+            move(r, number)
+        if how := copied.how or made.how:
+            raise ValueError(
+                f"{algorithm!r} sends a tensor from the host in every step ({how}), which a GPU would wait for; "
+                "make it in `begin` or `prepare`, once for the round, or use a number in its place"
+            )
     return finish(r, memory, sent, STEPS)[1]
+
+
+class _Copies(TorchDispatchMode):
+    """Finds an operation that makes a tensor of the device from tensors of the host."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.how = ""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        made = any(isinstance(leaf, Tensor) and leaf.is_meta for leaf in tree_leaves(out))
+        # A single number beside tensors of the device goes with the call.
+        if made and any(not leaf.is_meta and (leaf.ndim or not any(t.is_meta for t in given)) for leaf in given):
+            self.how = str(func)
+        return out
+
+
+class _Made(TorchFunctionMode):
+    """Finds a tensor of the device that is made of Python's numbers, which the meta device never sees."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.how = ""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if func in (torch.tensor, torch.as_tensor, torch.asarray, Tensor.new_tensor) and out.is_meta:
+            self.how = self.how if any(isinstance(leaf, Tensor) for leaf in tree_leaves(args[-1])) else func.__name__
+        return out

@@ -87,14 +87,13 @@ def score_batches(
         check()
         model.load_buffers(before)  # a layer may change them in eval mode, too, and no batch may depend on another
         start, end = number * BATCH, (number + 1) * BATCH if number < batches - 1 else len(data)
-        # A slice would be a view, and a model that changes its input would change the test data.
         batch = data.fetch(torch.arange(start, end, device=data.home), seed=0)
         try:
             done = model.step(task, batch)
         except Exception:
             blame_targets(model, task, batch, "the samples evaluated on")
             raise
-        found.append((number, end - start, done.loss, *_measured(task, done, batch)))
+        found.append((number, end - start, done.loss.clone(), *_measured(task, done, batch)))  # it may be used again
     if not found:
         return []
     names = [name for name in task.measured if all(name in sums for *_, sums, _ in found)]

@@ -105,7 +105,8 @@ class ExactSum:
         """Add a sum of vectors in fixed point.
 
         Args:
-            total: whole numbers in double precision, for which `adds_exactly` holds; they are not to be changed.
+            total: whole numbers in double precision, for which `adds_exactly` holds, added to 0, so that none is -0.
+                They are not to be changed.
         """
         if self._total is None and self._whole is None and not self.wide:
             self._whole = total.reshape(-1)

@@ -76,7 +76,7 @@ class Metric:
         except Exception as error:
             raise ValueError(_raised(name, error, outputs, targets)) from error
         if found is None or isinstance(found, Tensor):
-            return found
+            return None if found is None else found.clone()  # its tensor may be used again
         raise ValueError(f"the metric {name} has `finish`, so f must return a tensor, got {found!r}")
 
     def of_sum(self, name: str, total: Tensor) -> float:

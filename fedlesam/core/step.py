@@ -8,8 +8,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, cast
 
+import torch
 from torch import Tensor
 
+from fedlesam.core.buffers import Unsupported
 from fedlesam.core.lesson import Lesson
 from fedlesam.core.local import LocalTraining
 from fedlesam.core.messages import Broadcast, Memory
@@ -276,7 +278,20 @@ def finish(
         rule.next_client_state(r.anchor, r.client_state),
         correction.next_client_state(memory.correction, broadcast.correction, result),
     )
-    return result, after, rule.upload(r.client_state), correction.upload(memory.correction, after.correction)
+    e, c = rule.upload(r.client_state), correction.upload(memory.correction, after.correction)
+    return result, after, _check_upload(e, rule), _check_upload(c, correction)
+
+
+def _check_upload(upload: State, rule: object) -> State:
+    """The upload of a rule, if it can be summed over clients; else the rule is wrong, not a client."""
+    for name, value in upload.items():
+        if not isinstance(value, Tensor) or value.is_complex() or value.dtype is torch.bool or not value.numel():
+            form = f"{value.dtype} of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+            raise Unsupported(
+                f"{type(rule).__name__}.upload returned {name!r}: {form}, and uploads are summed over clients; return "
+                "a tensor of at least one real number"
+            )
+    return upload
 
 
 def _check_shape(e: Tensor, anchor: Tensor) -> Tensor:

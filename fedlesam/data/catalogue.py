@@ -138,6 +138,10 @@ FILE_OPTIONS: dict[str, str] = _FACTS["options"]
 """What can follow the name of a data set of `FILE_SETS` and `PATHS`."""
 
 
+class FilesNotFound(ValueError):
+    """A data set is nowhere in the folders that are searched; one that is damaged or incomplete is another error."""
+
+
 @dataclass(frozen=True)
 class Request:
     """A domain data set as the user named it, e.g. `pacs:size=96,limit=100` or `domains:PATH,size=96`."""
@@ -186,7 +190,8 @@ def load(name: str, data_dir: Path | str | None = None) -> "DataSet":
         The data set.
 
     Raises:
-        ValueError: The name is not known, or the files are missing or damaged; the message names the remedy.
+        FilesNotFound: The files are not there; the message names the remedy.
+        ValueError: The name is not known, or the files are damaged or incomplete; the message says it, too.
     """
     from fedlesam.data import _load, _own
 

@@ -154,7 +154,7 @@ class DataSet:
         if not self.mean:
             return x
         moments = _moments if x.device.type == "cpu" else _moments_there
-        mean, std = moments(self.mean, self.std, self.scale, x.device)
+        mean, std = moments(tuple(self.mean), tuple(self.std), self.scale, x.device)
         return torch.sub(x, mean).div_(std)
 
     def shard(self, indices: Tensor) -> "Shard":

@@ -12,6 +12,9 @@ aten = torch.ops.aten
 CHUNK = 4096
 """Numbers that inductor adds up in registers; a longer sum takes it four times as long."""
 
+PRECISE = (torch.float32, torch.float64)
+"""What is computed as it is stored. Sums of half precision would overflow, and those of complex numbers have moduli."""
+
 SHORT = 16
 """Terms of a product of matrices that inductor's loops take three quarters of MKL's time for, with AVX-512."""
 
@@ -38,7 +41,7 @@ def _norm(
     x: Tensor, ord: float = 2, dim: list[int] | None = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> Any:
     """The norm of each row, as sums that inductor is fast at; any other norm is left to PyTorch."""
-    if (ord, x.ndim, dim, keepdim, dtype) != (2, 2, [1], False, None):
+    if (ord, x.ndim, dim, keepdim, dtype) != (2, 2, [1], False, None) or x.dtype not in PRECISE:
         return NotImplemented
     rows, whole = len(x), x.shape[1] // CHUNK
     squares = x.square()
@@ -48,7 +51,7 @@ def _norm(
 
 def _product(a: Tensor, b: Tensor) -> Any:
     """A product of few terms, such as a gradient of weights: as many as a batch has samples."""
-    if a.shape[2] > SHORT or b.stride(2) != 1 or a.device.type != "cpu":
+    if a.shape[2] > SHORT or b.stride(2) != 1 or a.device.type != "cpu" or a.dtype not in PRECISE:
         return NotImplemented
     return (a.unsqueeze(3) * b.unsqueeze(1)).sum(2)
 

@@ -117,7 +117,7 @@ def has_known_operations(model: FlatModel, task: Task, algorithm: Algorithm) -> 
     loss, everywhere = task.loss, nn.modules.module
     if not isinstance(loss, Supervised) or loss.inputs or loss.outputs or loss.targets:
         return False
-    if not isinstance(loss.compare, FunctionType) or loss.compare.__closure__ or not _is_known(loss.compare):
+    if not isinstance(loss.compare, FunctionType) or loss.compare.__closure__ or not is_known(loss.compare):
         return False  # an object may have another setting in the next step
     if everywhere._global_forward_hooks or everywhere._global_forward_pre_hooks:
         return False
@@ -126,16 +126,21 @@ def has_known_operations(model: FlatModel, task: Task, algorithm: Algorithm) -> 
 
 def _is_plain(module: nn.Module) -> bool:
     """Whether a module does what its class says."""
-    if isinstance(module, torch.fx.GraphModule | torch.jit.ScriptModule) or not _is_known(type(module)):
+    if isinstance(module, torch.fx.GraphModule | torch.jit.ScriptModule) or not is_known(type(module)):
         return False
     if module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module):
         return False
     return all(
-        _is_known(value) for value in vars(module).values() if callable(value) and not isinstance(value, nn.Module)
+        is_known(value) for value in vars(module).values() if callable(value) and not isinstance(value, nn.Module)
     )
 
 
-def _is_known(thing: Any) -> bool:
+def is_known(thing: Any) -> bool:
+    """Whether a function or a class is PyTorch's or of this package.
+
+    Args:
+        thing: the function or the class.
+    """
     return str(getattr(thing, "__module__", "")).startswith(KNOWN)
 
 

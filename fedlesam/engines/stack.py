@@ -8,13 +8,15 @@ import contextlib
 import gc
 import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from types import BuiltinFunctionType, FunctionType
 from typing import Any
 from weakref import WeakKeyDictionary, WeakMethod, WeakSet
 
 import torch
+from torch import nn
 
 from fedlesam.core.computing import compute_context, settled_objects
 from fedlesam.core.flat_model import FlatModel
@@ -24,6 +26,7 @@ from fedlesam.core.slots import Algorithm
 from fedlesam.core.task import Task
 from fedlesam.engines._mapped import MappedStep, NotStackable
 from fedlesam.engines._numbers import without_numbers
+from fedlesam.engines._replay import PLAIN, is_known
 from fedlesam.engines._rows import Run
 from fedlesam.engines._stack import Entry, feed_of, train_stack
 from fedlesam.engines.base import is_client_error
@@ -234,4 +237,40 @@ def form_of(model: FlatModel) -> tuple[object, ...]:
     """
     own = bool(model.state.tensors()) or any(not p.requires_grad for p in model.module.parameters())
     shapes = tuple(zip(model.names, model.shapes, strict=True))
-    return str(model.module), shapes, model.weights.dtype, model.device, model.precision, id(model) if own else None
+    settings = [_settings(module) for module in model.module.modules()]
+    alone = id(model) if own else None
+    return str(model.module), settings, shapes, model.weights.dtype, model.device, model.precision, alone
+
+
+def _settings(module: nn.Module) -> tuple[type, dict[str, object]]:
+    """The class of a module and its attributes: PyTorch's own and ours keep no other numbers than plain ones."""
+    known, found = is_known(type(module)), dict[str, object]()
+    for name, value in vars(module).items():
+        if name in ("_parameters", "_buffers", "_modules", "training"):
+            continue
+        if _is_comparable(value):
+            found[name] = value
+        elif not known:
+            found[name] = _Same(value)
+    return type(module), found
+
+
+def _is_comparable(value: object) -> bool:
+    if isinstance(value, Mapping):
+        return all(map(_is_comparable, (*value.keys(), *value.values())))
+    if isinstance(value, tuple | list | set | frozenset):
+        return all(map(_is_comparable, value))
+    return isinstance(value, (*PLAIN, torch.dtype, torch.device, FunctionType, BuiltinFunctionType))
+
+
+@dataclass(frozen=True, eq=False)
+class _Same:
+    """Equal to itself alone, as long as it is kept: what a tensor or an object has in it, nobody can tell."""
+
+    value: object
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and other.value is self.value
+
+    def __hash__(self) -> int:
+        return id(self.value)

@@ -148,14 +148,21 @@ class StackedEngine(SerialEngine):
                     yield from self.step.sums(results, [0] * len(results), width, self.step.compile).values()
 
     def _stacks(self, entries: list[Entry]) -> Iterator[list[Entry]]:
-        """Stacks of nearly equal size: a compiled step is fastest where its rows stay in the cache."""
-        weights = self.model.weights.numel()
-        most = max(1, LARGEST // max(weights, *(entry.member.entries for entry in entries)))
-        if self.step.compile:
-            most = min(most, max(LEAST, CACHED // weights))
+        """Stacks of nearly equal size."""
+        most = self.most_rows(max(entry.member.entries for entry in entries))
         size = math.ceil(len(entries) / math.ceil(len(entries) / most))
         for start in range(0, len(entries), size):
             yield entries[start : start + size]
+
+    def most_rows(self, entries: int) -> int:
+        """Clients of a stack of this federation alone: a compiled step is fastest where its rows stay in the cache.
+
+        Args:
+            entries: of the samples of the largest client.
+        """
+        weights = self.model.weights.numel()
+        most = max(1, LARGEST // max(weights, entries))
+        return min(most, max(LEAST, CACHED // weights)) if self.step.compile else most
 
     def _feed(self, members: list[Member], width: int) -> Feed:
         return feed_of(self.local, members, width, self.step.compile)

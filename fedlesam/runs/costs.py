@@ -9,13 +9,17 @@ import torch
 from torch import Tensor, nn
 
 from fedlesam.algorithms import Algorithm
-from fedlesam.core.batches import RESIDENT, Batches, Stored, size_of, steps_per_epoch
+from fedlesam.core.batches import RESIDENT, Batches, ClientData, Stored, Streamed, size_of, steps_per_epoch
 from fedlesam.core.local import LocalTraining
+from fedlesam.core.slots import Correction
 from fedlesam.core.space import size
 from fedlesam.core.state import size_in_bytes
 from fedlesam.core.tree import leaves
+from fedlesam.core.vectors import is_number
+from fedlesam.data.catalogue import FilesNotFound
 from fedlesam.data.dataset import DataSet, select
 from fedlesam.data.stand_in import is_public, stand_in
+from fedlesam.engines.stacked import StackedEngine
 from fedlesam.federation import Federation
 from fedlesam.runs.build import load_data
 from fedlesam.runs.config import RunConfig
@@ -88,10 +92,11 @@ class Prediction:
     client_memory: int
     """What all clients together remember once every client was active."""
     ram: int
-    """All processes of this machine, without the data set and the activations of a forward pass."""
+    """All processes of this machine, without the data set and the activations of a forward pass; of a stack that runs
+    share, all runs that fill it."""
     gpu: int
     """Of each GPU, with one worker on it: weights, gradients, the method's vectors, one client's memory and the samples
-    that lie there; without the activations of a forward pass."""
+    that lie there, of a stack those of all its rows; without the activations of a forward pass."""
     disk: int
     """Memory beyond the budget, and the results."""
     checkpoint: int
@@ -130,7 +135,10 @@ def predict(config: RunConfig, federation: Federation) -> Prediction:
     sums = 4 if federation.weighting == "examples" else 2
     working = (5 + ascends + sums * cost.up + cost.down) * vector
     steps = [_steps(federation, client) for client in range(n)]
-    answers = k * (1 - federation.failures.dropout)
+    answers, rows = k * (1 - federation.failures.dropout), _rows(federation)
+    stack = round(rows * _per_row(federation, cost) * vector) if rows > 1 else 0
+    runs = max(1, rows // k) if config.stack_runs is not None else 1
+    each = round(here * working + cost.server * vector) + memory - in_files + fresh
     return Prediction(
         parameters=state.weights.numel(),
         clients=n,
@@ -140,11 +148,13 @@ def predict(config: RunConfig, federation: Federation) -> Prediction:
         bytes_up_per_round=answers * (cost.up * vector + buffers),
         one_client=round((cost.stored - 1) * vector),
         client_memory=memory,
-        ram=round(here * (PROCESS_BYTES + working) + cost.server * vector) + memory - in_files + fresh,
+        ram=here * (PROCESS_BYTES + stack) + runs * each,
         gpu=round(working + (cost.server + cost.stored - 1) * vector)
         + _scratch(federation)
         + _held(federation)
-        + _resident(federation),
+        + _resident(federation, rows)
+        + stack
+        + (2 * rows * round((cost.stored - 1 - cost.shared) * vector) if rows > 1 else 0),  # memory before and after
         disk=in_files + 2 * vector,
         checkpoint=memory + kept,
         checkpoints=memory * (2 if changed < 1 else 1) + kept + round(config.keep * (changed * memory + kept)),
@@ -171,17 +181,51 @@ def _held(federation: Federation) -> int:
     return (1 + rule.is_constant + (bias is not None)) * anchor.nbytes + states
 
 
-def _resident(federation: Federation) -> int:
-    """Bytes of the samples on a GPU: of one client and of the test set, where they are small enough to lie there.
+def _resident(federation: Federation, rows: int) -> int:
+    """Bytes of the samples on a GPU: of the largest client, or of so many, and of the test set, if they can lie there.
 
     The pictures of a data set are there beside them.
     """
     first = Batches(federation.clients[0], torch.device("cpu"), federation.task.collate)
     sample = sum(part.nbytes for part in leaves(first.fetch(torch.tensor([0]), seed=0)) if isinstance(part, Tensor))
     test = federation._local_engine.test
-    counts = [max(map(size_of, federation.clients)), 0 if test is None else len(test)]
     shared = first.samples.stays(RESIDENT) if isinstance(first.samples, Stored) else 0
-    return shared + sum(count * sample for count in counts if count * sample <= RESIDENT)
+    tested = 0 if test is None else _lying(test.samples, sample)
+    return shared + rows * max(_lying(client, sample) for client in federation.clients) + tested
+
+
+def _lying(data: ClientData, sample: int) -> int:
+    """Bytes of samples that lie on a GPU while they are used; 0 of those that go there batch by batch."""
+    streams = isinstance(data, Streamed) and data.streams
+    return 0 if streams or size_of(data) * sample > RESIDENT else size_of(data) * sample
+
+
+def _rows(federation: Federation) -> int:
+    """The clients that are trained as one computation: rows of a stack, or 1."""
+    engine = federation._local_engine
+    if not isinstance(engine, StackedEngine):
+        return 1
+    if engine.stack is not None:
+        return engine.stack.width
+    first = Batches(federation.clients[0], torch.device("cpu"), federation.task.collate).fetch(
+        torch.tensor([0]), seed=0
+    )
+    entries = max(part.numel() for part in leaves(first) if isinstance(part, Tensor))
+    return min(federation.active, engine.most_rows(entries * max(map(size_of, federation.clients))))
+
+
+def _per_row(federation: Federation, cost: Cost) -> float:
+    """Vectors of a row of a stack, without what its client keeps between rounds."""
+    local, algorithm = federation.local, federation.algorithm
+    rule, correction = algorithm.perturbation, algorithm.correction
+    vectors = 4 + rule.is_constant + (type(correction).prepare is not Correction.prepare)  # weights, gradients, update
+    if rule.gradient != "unused":
+        vectors += 2 + 2 * rule.draws
+    vectors += (not is_number(rule.mix, 1)) + (rule.teaches == "ascent")
+    vectors += bool(local.momentum or local.optimizer == "adamw") + (local.optimizer == "adamw")
+    if federation.execution.stack_runs is not None:
+        vectors += cost.down  # each row has its own model
+    return vectors + cost.up - 1 + cost.stored - 1
 
 
 def data_for(config: RunConfig) -> tuple[DataSet, bool]:
@@ -192,7 +236,7 @@ def data_for(config: RunConfig) -> tuple[DataSet, bool]:
     """
     try:
         return load_data(config), True
-    except ValueError:
+    except FilesNotFound:
         if not is_public(config.data):
             raise
         return select(stand_in(config.data), config.samples, config.held_out), False

@@ -1,5 +1,6 @@
 """`fedlesam cost`, and the flags of the machine."""
 
+import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -149,7 +150,7 @@ def test_gpu_memory_without_a_gpu_and_without_the_data(call: Call, tmp_path: Pat
     code, out, err = call("cost", *flags, "--algorithm", "scaffold", "--memory", "0")
     assert code == 0, err
     rows = dict(line.split(":", 1) for line in out.splitlines())
-    assert rows["GPU"].strip().endswith("with --device cuda and a worker on each, and the activations")
+    assert rows["GPU"].strip().endswith("for each worker with --device cuda, and the activations")
     assert "cifar10 was not found" in rows["data"]
     found = {}
     for method in ("fedavg", "fedsam", "scaffold"):
@@ -204,3 +205,24 @@ def test_stand_ins_have_the_form_of_the_files(tmp_path: Path) -> None:
     assert listed is not None
     assert listed.test is not None
     assert len(stand_in("pacs:limit=3").train) == 3 * 7 * 4
+
+
+def test_files_that_are_there_but_damaged_are_an_error(call: Call, tmp_path: Path) -> None:
+    """As for a run: they are not the published ones."""
+    (tmp_path / "trec").mkdir()
+    for part in ("train", "test"):
+        (tmp_path / "trec" / f"{part}.jsonl.gz").write_bytes(gzip.compress(b"x"))
+    flags = ["--data", "trec", "--data-dir", str(tmp_path), "--split", "iid", "--model", "text-bag", "--clients", "3"]
+    code, out, err = call("cost", *flags, "--rounds", "1")
+    assert (code, out) == (2, "")
+    assert "train.jsonl.gz, line 1: is not JSON" in err
+
+
+def test_samples_that_go_to_a_gpu_batch_by_batch_do_not_lie_there(call: Call, tmp_path: Path) -> None:
+    """Test pictures of a domain are a gigabyte once they are normalised."""
+    flags = ["--data", "pacs", "--data-dir", str(tmp_path), "--split", "leave-out:photo", "--model", "resnet18:width=4"]
+    code, out, err = call("cost", *flags, "--rounds", "1", "--json")
+    assert code == 0, err
+    found = json.loads(out)
+    pictures = 9_991 * (3 * 224 * 224 + 8)
+    assert pictures < found["gpu"] < pictures + 20 * 4 * found["parameters"]

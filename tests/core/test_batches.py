@@ -142,3 +142,25 @@ def test_batch_norm_trains_with_a_last_batch_of_one() -> None:
     fed = federation("fedavg", model=model, clients=samples((9,)), local=training(epochs=2, batch_size=4))
     record = fed.round()
     assert record.backward_passes == 4
+
+
+class ChangesItsInputs(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(5, 3).double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs: Tensor = self.linear(x.relu_())
+        return outputs
+
+
+@pytest.mark.parametrize("batch_size", [4, 100])
+def test_a_model_that_changes_its_inputs_does_not_change_the_samples(batch_size: int) -> None:
+    """Of a batch of all samples, of the test set, and of clients' own tests, too."""
+    data, tests, [one] = samples(), samples((9,))[0], samples((3,))
+    own = [None] * (len(data) - 1) + [one]
+    before = [x.clone() for x, _ in (*data, tests, one)]
+    local = training(batch_size=batch_size)
+    fed = federation("fedsam", model=ChangesItsInputs(), clients=data, local=local, test=tests, test_clients=own)
+    fed.round()
+    assert all(torch.equal(x, same) for (x, _), same in zip((*data, tests, one), before, strict=True))

@@ -313,3 +313,71 @@ def test_a_metric_that_fails_on_a_client_names_it_and_nan_is_untested() -> None:
     tests = [data if data is None or len(data[0]) > 1 else None for data in own_tests()]
     found = federation(task=task, test_clients=tests).round().test_clients["few"]
     assert found.mean == 1 and found.untested == 2 + sum(n in (2, 3) for n in SIZES)
+
+
+class Remembers(nn.Linear):
+    """Returns its last loss in the same tensor each time."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 3)
+        self.register_buffer("last", torch.zeros(()))
+
+
+def last_loss(model: nn.Module, batch: Any) -> Any:
+    outputs = model(batch[0])
+    loss = F.cross_entropy(outputs, batch[1])
+    if torch.is_grad_enabled():
+        return loss, outputs
+    last = dict(model.named_buffers())["last"]
+    return last.copy_(loss), outputs
+
+
+def test_a_loss_or_a_term_whose_tensor_is_used_again() -> None:
+    held = torch.zeros(2)
+
+    def share(outputs: Tensor, targets: Tensor) -> Tensor:
+        return torch.stack([(outputs.argmax(1) == targets).sum(), torch.tensor(len(targets))]).float()
+
+    def same_share(outputs: Tensor, targets: Tensor) -> Tensor:
+        return held.copy_(share(outputs, targets))
+
+    def new_loss(model: nn.Module, batch: Any) -> Any:
+        return F.cross_entropy(outputs := model(batch[0]), batch[1]), outputs
+
+    def scores(loss: Any, metrics: dict[str, Any]) -> Any:
+        torch.manual_seed(0)
+        task = fl.Task(loss, metrics, targets=lambda batch: batch[1])
+        local = fl.LocalTraining(epochs=1, batch_size=3)
+        fed = fl.Federation(Remembers(), train(), "fedavg", local, test=pair(1200), test_clients=own_tests(), task=task)
+        record = fed.round()
+        return record.test_loss, record.metrics, record.test_clients
+
+    def ratio(total: Tensor) -> Tensor:
+        return total[0] / total[1]
+
+    assert scores(last_loss, {}) == scores(new_loss, {})
+    one, other = ({"share": fl.Metric(f, finish=ratio)} for f in (same_share, share))
+    assert scores(last_loss, one) == scores(new_loss, other)
+
+
+def test_samples_that_become_bad_are_named() -> None:
+    """A sequence that makes its samples may make others in a later round."""
+
+    class Made:
+        rounds = 0
+
+        def __len__(self) -> int:
+            return 2
+
+        def __getitem__(self, i: int) -> Any:
+            x, y = torch.ones(3, 4), torch.tensor([0, 1, 2])
+            if i and self.rounds:
+                x[1, 2] = torch.nan
+            return x, y
+
+    made = Made()
+    fed = fl.Federation(nn.Linear(4, 3), [pair(3), pair(3)], test_clients=made)
+    fed.round()
+    made.rounds = 1
+    with pytest.raises(ValueError, match=r"the test samples of clients 0 to 1: x of sample 4 is not finite"):
+        fed.round()

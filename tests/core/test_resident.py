@@ -2,6 +2,7 @@
 
 import gc
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -142,7 +143,7 @@ def test_a_large_client_is_indexed_on_the_device(monkeypatch: pytest.MonkeyPatch
 
 def test_held_out_samples_are_those_on_the_device() -> None:
     data = pictures()
-    whole = shard(data, 0)
+    whole = shard(data, 1)
     part = part_of(whole, torch.tensor([4, 1]))
     for one, other in zip(part.tensors(), whole.tensors(), strict=True):
         assert torch.equal(one, other[[4, 1]])
@@ -158,6 +159,19 @@ def test_stacks_gather_on_the_device() -> None:
     x, y = Gathered(members, 3, 2, fill=True)(0, 2)
     assert (x.shape, x.dtype, x.device) == ((2, 3, 3, SIDE, SIDE), torch.float32, META)
     assert (y.shape, y.device) == ((2, 3), META)
+
+
+def test_a_data_set_stays_as_a_whole_or_not_at_all() -> None:
+    data = pictures()
+    size = (COUNT + 10) * (3 * SIDE * SIDE + 8)
+    for mine in (shard(data, 1), data.test_shard()):
+        assert (mine.stays(size), mine.stays(size - 1)) == (size, 0)
+
+
+def test_moments_may_be_lists() -> None:
+    data = replace(pictures(), mean=[0.5, 0.4, 0.3], std=[0.2, 0.3, 0.4])  # type: ignore[arg-type]
+    x, _ = Batches(shard(data, 0), META).fetch(slice(None), 0)
+    assert x.is_meta
 
 
 @pytest.mark.parametrize("room", [0, 1 << 30])
@@ -234,7 +248,7 @@ class Played:
         self.log.append(f"{self.name} waits for {other.name}")
 
     def record_event(self) -> "Played":
-        return Played(f"event {sum(line.endswith('for copies') for line in self.log)}", self.log)
+        return Played(f"event {sum(line.endswith('for copies') for line in self.log)} of {self.name}", self.log)
 
     def synchronize(self) -> None:
         self.log.append(f"Python waits for {self.name}")
@@ -259,7 +273,7 @@ def test_copies_have_their_own_stream_and_python_is_one_batch_ahead(monkeypatch:
     one = ["copies begin", "sent", "copies end", "steps waits for copies", "used by steps", "used by steps"]
     for _ in range(3):
         send((torch.ones(2), torch.ones(2)))
-    assert log == [*one, *one, "Python waits for event 1", *one, "Python waits for event 2"]
+    assert log == [*one, *one, "Python waits for event 1 of steps", *one, "Python waits for event 2 of steps"]
 
 
 class Graph:

@@ -26,6 +26,15 @@ def test_norms_in_chunks(size: int) -> None:
     x = normal(2, size)
     assert torch.allclose(_compile._norm(x, 2, [1]), torch.linalg.vector_norm(x, dim=1))
     assert _compile._norm(x, 1, [1]) is _compile._norm(x, 2, [0]) is NotImplemented
+    assert _compile._norm(x, 2, [1], True) is _compile._norm(x, 2, [1], dtype=torch.float64) is NotImplemented
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.complex64, torch.int8])
+def test_what_is_not_computed_as_it_is_stored_is_left_to_pytorch(dtype: torch.dtype) -> None:
+    """Squares of half precision overflow, those of complex numbers are no moduli, and sums of bytes are longer."""
+    x = (300 * normal(2, 5000)).to(dtype)
+    assert _compile._norm(x, 2, [1]) is NotImplemented
+    assert _compile._product(x[:, None, :7], x[:, :7, None]) is NotImplemented
 
 
 @pytest.mark.parametrize("turned", [False, True])
@@ -39,6 +48,7 @@ def test_products_of_few_terms(terms: int, turned: bool) -> None:
 def test_other_products_are_left_to_pytorch() -> None:
     assert _compile._product(normal(3, 5, SHORT + 1), normal(3, SHORT + 1, 4)) is NotImplemented
     assert _compile._product(normal(3, 5, 7), normal(3, 4, 7).transpose(1, 2)) is NotImplemented
+    assert _compile._product(normal(3, 5, 7).to("meta"), normal(3, 7, 4).to("meta")) is NotImplemented
 
 
 def test_what_is_used_often_is_computed_once() -> None:

@@ -4,7 +4,7 @@ import dataclasses
 import gc
 import random
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -18,10 +18,11 @@ import fedlesam as fl
 from fedlesam.algorithms import CATALOGUE
 from fedlesam.core import seeds
 from fedlesam.core.computing import settled_objects
+from fedlesam.core.flat_model import FlatModel
 from fedlesam.core.record import Record
 from fedlesam.core.slots import State
 from fedlesam.engines import _mapped
-from fedlesam.engines.stack import Stack
+from fedlesam.engines.stack import Stack, form_of
 from fedlesam.engines.stacked import NotStackable
 from fedlesam.rules.correction import ControlVariates
 from fedlesam.runs.config import RunConfig, resolve
@@ -154,6 +155,50 @@ def test_other_methods_and_models_do_not_mix() -> None:
 
     stack.run([partial(one, method) for method in ("fedavg", "fedlesam-s")])
     assert all(torch.equal(found[method], together(method, [1])[1][0]) for method in found)
+
+
+class Scaled(nn.Module):
+    """What differs from model to model is in no parameter, and its text does not show it."""
+
+    def __init__(self, scale: object) -> None:
+        super().__init__()
+        self.net, self.scale = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)), scale
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scale = self.scale[0] if isinstance(self.scale, list) else self.scale
+        return self.net(x) * scale
+
+
+@pytest.mark.parametrize("form", [float, lambda scale: [scale], lambda scale: [torch.tensor(scale)], torch.tensor])
+def test_models_that_differ_in_an_attribute_do_not_share_a_stack(form: Callable[[float], object]) -> None:
+    def run(seed: int, stack: Stack | None, found: dict[int, torch.Tensor]) -> None:
+        torch.manual_seed(seed)
+        how = fl.Execution(threads=1, stack_runs=None if stack is None else ROWS)
+        model = Scaled(form(1.0 + seed))
+        fed = fl.Federation(model, clients(0), "fedavg", seed=seed, execution=how, _stack=stack)
+        for _ in range(2):
+            fed.round()
+        found[seed] = fed.weights
+
+    shared: dict[int, torch.Tensor] = {}
+    plain: dict[int, torch.Tensor] = {}
+    stack = Stack(ROWS, compile=False)
+    stack.run([partial(run, seed, stack, shared) for seed in range(2)])
+    for seed in range(2):
+        run(seed, None, plain)
+        assert torch.allclose(shared[seed], plain[seed], atol=1e-5), seed
+
+
+def test_models_made_alike_share_a_stack() -> None:
+    """Activations are functions, which are the same in each; those of a layer of PyTorch are not in its text."""
+    same, other = (
+        [nn.TransformerEncoderLayer(8, 2, 8, 0.0, how, batch_first=True) for _ in range(2)] for how in ("relu", "gelu")
+    )
+    one, two, three = (form_of(FlatModel(module)) for module in (*same, other[0]))
+    assert one == two
+    assert one != three
+    assert form_of(FlatModel(Scaled(2.0))) == form_of(FlatModel(Scaled(2.0)))
+    assert form_of(FlatModel(Scaled([2.0, "a"]))) == form_of(FlatModel(Scaled([2.0, "a"])))
 
 
 def test_the_generators_are_as_before_after_all_runs() -> None:

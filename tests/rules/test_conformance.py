@@ -487,3 +487,77 @@ def test_a_users_rule_that_reads_is_found(rule: rules.Perturbation | rules.Corre
     slot = "correction" if isinstance(rule, rules.Correction) else "perturbation"
     with pytest.raises(ValueError, match=r"Reads.* reads a number of a vector on the host.*torch\.where"):
         rules.check_on_device(fedlesam.Algorithm(**{slot: rule}))
+
+
+@dataclass(frozen=True)
+class Distils(rules.Perturbation):
+    """What a teacher's rule may read."""
+
+    teaches = "descent"
+
+    def teacher(self, anchor: Tensor, server_state: rules.State) -> Tensor:
+        return anchor
+
+    def distil(self, outputs: Tensor, taught: Tensor) -> Tensor:
+        return (outputs - taught).square().sum() if outputs.sum() > 0 else outputs.sum()
+
+
+def test_a_teacher_that_reads_is_found() -> None:
+    with pytest.raises(ValueError, match=r"Distils.* reads a number of a vector on the host"):
+        rules.check_on_device(fedlesam.Algorithm(perturbation=Distils()))
+
+
+@dataclass(frozen=True)
+class Sends(rules.Perturbation):
+    gradient = "current"
+    how: str = "to"
+
+    def ascend(self, gradient: Tensor, step: rules.Step) -> Tensor:
+        if self.how == "number":
+            return gradient * torch.tensor(0.1)
+        if self.how == "tensor":
+            return gradient * torch.tensor(0.1, device=gradient.device)
+        mask = torch.ones(len(gradient))
+        return gradient * (mask.to(gradient) if self.how == "to" else gradient.new_tensor([0.1] * len(gradient)))
+
+
+@pytest.mark.parametrize("how", ["to", "tensor", "new_tensor"])
+def test_a_rule_that_sends_a_tensor_in_every_step_is_found(how: str) -> None:
+    with pytest.raises(ValueError, match=f"Sends.*{how}.* sends a tensor from the host in every step"):
+        rules.check_on_device(fedlesam.Algorithm(perturbation=Sends(how)))
+
+
+def test_a_number_that_goes_with_the_call_is_none() -> None:
+    rules.check_on_device(fedlesam.Algorithm(perturbation=Sends("number")))
+
+
+@dataclass(frozen=True)
+class Uploads(rules.Correction):
+    form: str = "empty"
+
+    def upload(self, before: rules.State, after: rules.State) -> rules.State:
+        return {"n": UPLOADS[self.form]}
+
+    def aggregate(self, server_state: rules.State, result: rules.RoundResult) -> rules.State:
+        return {}
+
+
+UPLOADS: dict[str, Any] = {
+    "empty": torch.zeros(0),
+    "bool": torch.tensor(True),
+    "complex": torch.zeros(2, dtype=torch.complex64),
+    "number": 1.0,
+}
+
+
+@pytest.mark.parametrize("engine", ["plain", "stacked"])
+@pytest.mark.parametrize("form", UPLOADS)
+def test_an_upload_that_cannot_be_summed_is_no_fault_of_the_clients(form: str, engine: Any) -> None:
+    """Clients that fail are dropped; here all would be, in every round."""
+    algorithm = fedlesam.Algorithm(correction=Uploads(form))
+    how = fedlesam.Execution(engine=engine)
+    fed = fedlesam.Federation(mlp(), samples(), algorithm, execution=how)
+    with pytest.raises(
+        ValueError, match=r"Uploads\.upload returned 'n': .* return a tensor of at least one real number"
+    ):
+        fed.round()

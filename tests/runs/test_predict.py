@@ -9,12 +9,15 @@ import statistics
 import subprocess
 import sys
 import types
+import weakref
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from worlds import SIZES, federate, federation, samples, training
 
 from fedlesam import Federation, LocalTraining
@@ -85,6 +88,45 @@ def test_a_part_of_the_clients(name: str) -> None:
 def test_epochs_drawn_from_a_range_count_by_their_mean() -> None:
     one, drawn = (predict(config(), make("fedsam", local=training(epochs=e))) for e in (2, range(1, 4)))
     assert one.backward_passes_per_round == drawn.backward_passes_per_round
+
+
+class Live(TorchDispatchMode):
+    """The most bytes of tensors that were there at a time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.held: dict[int, int] = {}
+        self.peak = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for tensor in (leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor)):
+            storage = tensor.untyped_storage()
+            if storage._cdata not in self.held:
+                self.held[storage._cdata] = storage.nbytes()
+                weakref.finalize(storage, self.held.pop, storage._cdata, None)
+        self.peak = max(self.peak, sum(self.held.values()))
+        return out
+
+
+@pytest.mark.parametrize("name", ["fedavg", "scaffold", "fedlesam-s", "fedsmoo", "fedgmt", "fedsol", "random-step"])
+def test_rows_of_a_stack(name: str) -> None:
+    """What a client more takes: its row, and what it remembers before and after the round."""
+
+    def stacked(clients: int) -> Federation:
+        model = nn.Sequential(nn.Linear(5, 60), nn.Tanh(), nn.Linear(60, 60), nn.Tanh(), nn.Linear(60, 3))
+        data = samples((4,) * clients, dtype=torch.float32)
+        return federation(name, model=model, clients=data, local=training(epochs=2), engine="stacked")
+
+    peaks, predicted = [], []
+    for clients in (4, 12):
+        fed = stacked(clients)
+        with Live() as live:
+            for _ in range(2):
+                fed.round()
+        peaks.append(live.peak)
+        predicted.append(predict(config(), stacked(clients)).gpu)
+    assert peaks[1] - peaks[0] == pytest.approx(predicted[1] - predicted[0], rel=0.1)
 
 
 def test_the_summary_of_a_run_agrees(tmp_path: Path) -> None:

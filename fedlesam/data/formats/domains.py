@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedlesam.data._files import Labels, read_bytes
-from fedlesam.data.catalogue import DEFAULT_DIR, DomainSet, Request, plain
+from fedlesam.data.catalogue import DEFAULT_DIR, DomainSet, FilesNotFound, Request, plain
 from fedlesam.data.formats import folders
 
 log = logging.getLogger(__name__)
@@ -76,7 +76,7 @@ def _locate(known: DomainSet, data_dir: Path | None) -> tuple[Path, dict[str, Pa
     found = {wanted[name]: path for name, path in best.items()}
     missing = [domain for domain in known.domains if domain not in found]
     if not found:
-        raise ValueError(
+        raise FilesNotFound(
             f"{known.name}: not found in {', '.join(map(str, dict.fromkeys(places)))} (looked for the folders "
             f"{', '.join(known.domains)} with CLASS/image in each); get it from its publishers and name its folder "
             "with --data-dir"

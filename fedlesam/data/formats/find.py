@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Protocol
 
 from fedlesam.data._files import Source
-from fedlesam.data.catalogue import DEFAULT_DIR, FileRequest, Official, fetch_hint
+from fedlesam.data.catalogue import DEFAULT_DIR, FileRequest, FilesNotFound, Official, fetch_hint
 from fedlesam.data.formats import cifar, folders, idx, leaf, parquet, shakespeare, texts, writers
 
 PACKAGED = Path("/usr/share/datasets")
@@ -51,7 +51,7 @@ def find(known: Official, data_dir: Path | None) -> list[Source]:
     for partial in found:
         names = ", ".join(map(str, partial.missing[:5])) + (", ..." if len(partial.missing) > 5 else "")
         raise ValueError(f"{known.name}: the {partial.form} in {partial.root} is incomplete: missing {names}; {hint}")
-    raise ValueError(
+    raise FilesNotFound(
         f"{known.name}: not found in {', '.join(map(str, places))} (looked for {_looked_for(known)}); {hint}"
     )
 
@@ -87,7 +87,7 @@ def find_files(request: FileRequest, data_dir: Path | None) -> Source:
     for source in found:
         raise ValueError(f"{request.name}: {source.root} is incomplete: missing {', '.join(map(str, source.missing))}")
     where, there = request.path or base / known.folders[0], ", ".join(map(str, places))
-    raise ValueError(f"{request.name}: not found in {there}, and not downloaded; put {known.files} into {where}")
+    raise FilesNotFound(f"{request.name}: not found in {there}, and not downloaded; put {known.files} into {where}")
 
 
 def _looked_for(known: Official) -> str:
