@@ -125,8 +125,6 @@ class Federation:
         self._world, how = _world, self.execution
         self.workers = how.workers if _world is None else _world.size
         self.threads = 1 if how.threads is None and self.workers > 1 else how.threads
-        if _world is None:
-            how.check_fork()
         stacked = how.engine == "stacked" or how.stack_runs is not None
         if stacked:
             check_stackable(self.workers, how.stack_runs, self.threads)
@@ -154,6 +152,8 @@ class Federation:
         graphs = how.cuda_graphs and not (stacked or how.compile)
         reorder = not stacked and not any(rule.requires_order for rule in self.algorithm.rules)
         self._flat = FlatModel(copy.deepcopy(module), how.precision, how.compile and not stacked, graphs, reorder)
+        if _world is None:
+            how.check_fork(self._flat.device)
         self._shell = Shell(module)
         return_freed_memory()
         self.algorithm = self.algorithm.for_model(self._flat.tensors)

@@ -11,7 +11,7 @@ from torch.utils.data import Dataset, TensorDataset, default_collate
 
 from fedlesam.core import seeds
 from fedlesam.core.computing import own_device
-from fedlesam.core.staging import Staging
+from fedlesam.core.staging import Staging, to_device
 from fedlesam.core.tree import leaves, move, named_tensors, tree_map
 
 Augment = Callable[[Tensor, torch.Generator], Tensor]
@@ -225,7 +225,7 @@ def batch_indices(
             yield slice(None)
             continue
         order = torch.randperm(size, generator=rng)
-        order = order if device is None else order.to(device, non_blocking=True)
+        order = order if device is None else to_device(order, device)
         for step in range(steps):
             yield order[step * batch_size : (step + 1) * batch_size if step < steps - 1 else size]
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from fedlesam.core.slots import LocalResult, State
+from fedlesam.core.staging import to_device
 from fedlesam.core.state import flatten, size_in_bytes, unflatten
 
 
@@ -75,7 +76,7 @@ class Memory:
         Args:
             device: of the model.
         """
-        slots = ({n: t.to(device) for n, t in slot.items()} for slot in (self.perturbation, self.correction))
+        slots = ({n: to_device(t, device) for n, t in slot.items()} for slot in (self.perturbation, self.correction))
         return Memory(*slots)
 
     def __bool__(self) -> bool:

@@ -30,6 +30,17 @@ def resident(tensor: Tensor, device: torch.device) -> Tensor:
     return there[tensor]
 
 
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """A tensor on a device; Python does not wait for a GPU to have it.
+
+    Args:
+        tensor: Anywhere; on the device it is returned as it is.
+        device: Where it should be.
+    """
+    pins = tensor.device.type == "cpu" and device.type != "cpu" and torch.cuda.is_available()
+    return (tensor.pin_memory() if pins else tensor).to(device, non_blocking=True)
+
+
 @functools.cache
 def _stream(device: torch.device) -> torch.cuda.Stream:
     """One for all copies to a GPU: memory that one stream has freed, another cannot use at once."""

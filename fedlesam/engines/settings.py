@@ -11,6 +11,7 @@ import torch
 
 from fedlesam.core.checks import check_params, param
 from fedlesam.core.choices import RANGES, Engine, OnError, Precision, StoreKind
+from fedlesam.engines.placement import place
 from fedlesam.engines.store import Store
 from fedlesam.engines.watch import LOST_AFTER, check_lost_after
 
@@ -57,12 +58,17 @@ class Execution:
         check_params(self)
         check_lost_after("Execution", self.lost_after)
 
-    def check_fork(self) -> None:
-        """A ValueError for what does not survive the fork of this process into workers."""
-        if self.compile and self.workers > 1:
+    def check_fork(self, device: torch.device) -> None:
+        """A ValueError for what does not survive the fork of this process into workers.
+
+        Args:
+            device: of the model.
+        """
+        threads = 1 if self.threads is None else self.threads
+        if self.compile and self.workers > 1 and place(device, 1, self.workers, threads).method == "fork":
             raise ValueError(
-                "compile does not work with several workers of one process: PyTorch's compiler does not survive a "
-                "fork; use one worker, or start the run with torchrun"
+                "compile does not work with several workers of one thread on the CPU: they are forks of this process, "
+                "which PyTorch's compiler does not survive; use one worker, two threads each, or torchrun"
             )
 
     def make_store(self, owner: object, workers: int, *, empty: bool) -> Store:

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from worlds import SCHEDULE, assert_same_bits, federation, play, samples, states
 
-from fedlesam.core.batches import Batches
+from fedlesam import Execution, Federation
+from fedlesam.core.batches import Batches, batch_indices
 from fedlesam.core.flat_model import FlatModel
 from fedlesam.core.messages import Memory
 from fedlesam.engines import host as hosts
@@ -151,3 +152,73 @@ def test_the_store_is_given_what_is_on_the_host(
     if budget is None:
         kept = len(fed.memories) + len(set(fed.memories.rounds.values()))
         assert fed.memories.nbytes == kept * fed.weights.nbytes, "the received model once for the clients of a round"
+
+
+@pytest.mark.parametrize("cuda", [False, True])
+def test_what_comes_to_the_host_and_goes_back_is_pinned_where_there_is_a_gpu(
+    cuda: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only from such memory does a copy go on beside the computation."""
+    asked: list[Any] = []
+    empty, meta = torch.empty, torch.device("meta")
+
+    def made(*shape: Any, pin_memory: bool = False, **kinds: Any) -> Tensor:
+        asked.append(pin_memory)
+        return empty(*shape, **kinds)
+
+    def to(tensor: Tensor, device: torch.device, non_blocking: bool = False) -> Tensor:
+        asked.append(("to", non_blocking))
+        return empty(tensor.shape, device=device)
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
+    monkeypatch.setattr(torch, "empty", made)
+    monkeypatch.setattr(Tensor, "copy_", lambda into, _: into)
+    assert to_host(empty(3, device="meta")).device == CPU
+    assert asked == [cuda]
+    asked.clear()
+    monkeypatch.setattr(Tensor, "pin_memory", lambda tensor: asked.append("pinned") or tensor)
+    monkeypatch.setattr(Tensor, "to", to)
+    memory = Memory({}, {"c": empty(3)}).to(meta)
+    [order] = {id(o._base) for o in batch_indices(4, 2, 1, False, torch.Generator(), meta)}
+    assert order
+    assert memory.correction["c"].is_meta
+    assert asked == (["pinned"] if cuda else []) * 1 + [("to", True)] + (["pinned"] if cuda else []) + [("to", True)]
+
+
+@pytest.mark.parametrize(
+    ("how", "method", "graphs", "reorder"),
+    [
+        ({}, "fedlesam-s", True, True),
+        ({"cuda_graphs": False}, "fedlesam-s", False, True),
+        ({"compile": True}, "fedlesam-s", False, True),
+        ({"engine": "stacked"}, "fedlesam-s", False, False),
+        ({"stack_runs": 4, "threads": 1}, "fedlesam-s", False, False),
+        ({}, "fedsmoo-released", True, False),
+    ],
+)
+def test_graphs_and_channels_last_are_on_where_they_can_be(
+    how: dict[str, Any], method: str, graphs: bool, reorder: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a federation asks for, and what a model on a GPU does about it."""
+    asked: list[tuple[bool, bool]] = []
+
+    class Asked(FlatModel):
+        def __init__(
+            self, module: nn.Module, precision: Any, compile: bool, graphs: bool = False, reorder: bool = False
+        ) -> None:
+            asked.append((graphs, reorder))
+            super().__init__(module, precision, compile, graphs, reorder)
+
+    def convolution() -> nn.Module:
+        return nn.Sequential(nn.Conv2d(1, 2, 2), nn.Flatten(), nn.Linear(8, 3))
+
+    data = [(torch.randn(4, 1, 3, 3), torch.zeros(4).long())] * 2
+    monkeypatch.setattr("fedlesam.federation.FlatModel", Asked)
+    Federation(convolution(), data, method, execution=Execution(**how))
+    assert asked[0] == (graphs, reorder)
+    monkeypatch.setattr(FlatModel, "device", GPU)
+    there = FlatModel(convolution(), "fp32", False, *asked[0])
+    assert (there.graphs is not None, there.order is not None) == (graphs, reorder)
+    monkeypatch.setattr(FlatModel, "device", CPU)
+    here = FlatModel(convolution(), "fp32", False, *asked[0])
+    assert here.graphs is here.order is None

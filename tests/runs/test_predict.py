@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from worlds import SIZES, federate, federation, samples, training
 
-from fedlesam import Federation, LocalTraining
+from fedlesam import Execution, Federation, LocalTraining
 from fedlesam.algorithms import CATALOGUE
 from fedlesam.core.space import size
 from fedlesam.engines.settings import find_device
@@ -434,3 +434,9 @@ def test_compile_with_several_workers_is_refused() -> None:
     client = (torch.ones(2, 3), torch.zeros(2, dtype=torch.int64))
     with pytest.raises(ValueError, match=r"compile does not work with several workers.*torchrun"):
         federate(torch.nn.Linear(3, 2), [client], compile=True, workers=2)
+
+
+def test_compile_with_workers_that_are_new_processes() -> None:
+    """On GPUs, and with several threads; they compile for themselves."""
+    Execution(compile=True, workers=2).check_fork(torch.device("cuda", 0))
+    federate(torch.nn.Linear(3, 2), [(torch.ones(2, 3), torch.zeros(2).long())], compile=True, workers=2, threads=2)
