@@ -37,6 +37,9 @@ def command(settings: Settings, as_json: bool) -> None:
         return
     p = predicted
     answer = f", {p.active * (1 - config.dropout):,.3g} answer (--dropout {config.dropout:g})" if config.dropout else ""
+    ever = min(p.clients, p.active * config.rounds)
+    shared = ", what clients of one round share counted once" if p.client_memory < p.one_client * ever else ""
+    kept = f"{size(p.client_memory)} in the end{shared}" if p.client_memory else "nothing"
     rows = [
         ("model", f"{p.parameters:,} parameters"),
         ("clients", f"{p.clients:,}, {p.active:,} active a round{answer}"),
@@ -44,8 +47,8 @@ def command(settings: Settings, as_json: bool) -> None:
         ("sent to clients", f"{size(p.bytes_down_per_round)} a round"),
         ("sent by clients", f"{size(p.bytes_up_per_round)} a round"),
         ("one client keeps", size(p.one_client) if p.one_client else "nothing"),
-        ("all clients keep", f"{size(p.client_memory)} in the end" if p.client_memory else "nothing"),
-        ("RAM", f"{size(p.ram)}, of which at most {size(config.memory)} for the clients' memory"),
+        ("all clients keep", kept),
+        ("RAM", f"{size(p.ram)}; clients' memory above {size(config.memory)} goes to files"),
         ("GPU", f"{size(p.gpu)} for each worker with --device cuda, and the activations"),
         ("disk", f"{size(p.disk)}, and at most {size(p.checkpoints)} for checkpoints"),
     ]

@@ -22,7 +22,8 @@ def check_on_device(algorithm: Algorithm) -> None:
     """A ValueError if a rule keeps a GPU waiting in a client's round.
 
     It does if it reads a number of a vector on the host, as `float(norm)` does, or sends a tensor from the host in a
-    step, as `torch.tensor(rho, device=v.device)` does.
+    step, as `torch.tensor(rho, device=v.device)` does. A rule that draws random numbers without `step.noise` is
+    refused, too.
 
     Args:
         algorithm: the method; its rules may be your own.
@@ -61,6 +62,11 @@ def _round(algorithm: Algorithm, local: LocalTraining, state: ServerState, memor
         with _Copies() as copied, _Made() as made:
             look(r, gradient, number, noise)
             move(r, number)
+        if copied.draws:
+            raise ValueError(
+                f"{algorithm!r} draws random numbers of its own ({copied.draws}), which no seed repeats; set "
+                "`draws = True` in the rule, and take step.noise"
+            )
         if how := copied.how or made.how:
             raise ValueError(
                 f"{algorithm!r} sends a tensor from the host in every step ({how}), which a GPU would wait for; "
@@ -69,12 +75,12 @@ def _round(algorithm: Algorithm, local: LocalTraining, state: ServerState, memor
     return finish(r, memory, sent, STEPS)[1]
 
 
-class _Copies(TorchDispatchMode):
-    """Finds an operation that makes a tensor of the device from tensors of the host."""
+class _Copies(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Finds an operation that makes a tensor of the device from tensors of the host, and one that draws."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.how = ""
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.how = self.draws = ""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
@@ -83,6 +89,8 @@ class _Copies(TorchDispatchMode):
         # A single number beside tensors of the device goes with the call.
         if made and any(not leaf.is_meta and (leaf.ndim or not any(t.is_meta for t in given)) for leaf in given):
             self.how = str(func)
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            self.draws = str(func)
         return out
 
 

@@ -66,7 +66,7 @@ class CalledModel:
         cast: "Cast | None" = None,
         channels_last: bool = False,
     ) -> None:
-        self.module, self.call = module, call or module
+        self.module, self.call = module, module if call is None else call
         self.cast, self.channels_last = cast or Cast("fp32", "cpu"), channels_last
         self.returned: list[Any] = []
         self.running = False

@@ -2,6 +2,8 @@
 
 import os
 import shutil
+import traceback
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -10,6 +12,7 @@ from torch import Tensor, nn
 
 from fedlesam.algorithms import Algorithm
 from fedlesam.core.batches import RESIDENT, Batches, ClientData, Stored, Streamed, size_of, steps_per_epoch
+from fedlesam.core.drawn import is_checked_whole
 from fedlesam.core.local import LocalTraining
 from fedlesam.core.slots import Correction
 from fedlesam.core.space import size
@@ -19,6 +22,7 @@ from fedlesam.core.vectors import is_number
 from fedlesam.data.catalogue import FilesNotFound
 from fedlesam.data.dataset import DataSet, select
 from fedlesam.data.stand_in import is_public, stand_in
+from fedlesam.engines.settings import FailurePolicy
 from fedlesam.engines.stacked import StackedEngine
 from fedlesam.federation import Federation
 from fedlesam.runs.build import load_data
@@ -56,9 +60,17 @@ def measure(algorithm: Algorithm) -> Cost:
     clients = [(torch.ones(1, 256), torch.zeros(1, dtype=torch.int64))] * 2
     if algorithm.privacy is not None:  # noise costs none of these, and its epsilon is of no interest here
         algorithm = replace(algorithm, privacy=replace(algorithm.privacy, noise=0.0))
-    federation = Federation(model, clients, algorithm, LocalTraining(epochs=1))
-    federation.round()
-    record = federation.round()
+    stop = FailurePolicy(on_error="stop")
+    federation = Federation(model, clients, algorithm, LocalTraining(epochs=1), failures=stop)
+    try:
+        federation.round()
+        record = federation.round()
+    except Exception as error:
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        place = f"{Path(where.filename).name}:{where.lineno}"
+        raise ValueError(
+            f"the rules of {algorithm!r} fail on a model of one layer: {type(error).__name__}: {error} ({place})"
+        ) from error
     unit, state = federation.weights.nbytes, federation.state
     per_client, together = round(federation.memories[0].nbytes / unit, 2), round(federation.memories.nbytes / unit, 2)
     return Cost(
@@ -133,8 +145,9 @@ def predict(config: RunConfig, federation: Federation) -> Prediction:
     perturbation = federation.algorithm.perturbation
     ascends = (2 if perturbation.gradient != "unused" else 0) + (perturbation.mix != 1) + bool(perturbation.teaches)
     sums = 4 if federation.weighting == "examples" else 2
-    working = (5 + ascends + sums * cost.up + cost.down) * vector
-    steps = [_steps(federation, client) for client in range(n)]
+    half = federation.execution.precision == "bf16-pure"  # weights and gradients, each half of a vector
+    working = (5 + ascends + half + sums * cost.up + cost.down) * vector
+    steps = [_steps(federation, client) for client in _seen(federation)]
     answers, rows = k * (1 - federation.failures.dropout), _rows(federation)
     stack = round(rows * _per_row(federation, cost) * vector) if rows > 1 else 0
     runs = max(1, rows // k) if config.stack_runs is not None else 1
@@ -143,7 +156,7 @@ def predict(config: RunConfig, federation: Federation) -> Prediction:
         parameters=state.weights.numel(),
         clients=n,
         active=k,
-        backward_passes_per_round=cost.passes * answers * sum(steps) / n,
+        backward_passes_per_round=cost.passes * answers * sum(steps) / len(steps),
         bytes_down_per_round=k * (cost.down * vector + buffers),
         bytes_up_per_round=answers * (cost.up * vector + buffers),
         one_client=round((cost.stored - 1) * vector),
@@ -191,7 +204,7 @@ def _resident(federation: Federation, rows: int) -> int:
     test = federation._local_engine.test
     shared = first.samples.stays(RESIDENT) if isinstance(first.samples, Stored) else 0
     tested = 0 if test is None else _lying(test.samples, sample)
-    return shared + rows * max(_lying(client, sample) for client in federation.clients) + tested
+    return shared + rows * max(_lying(client, sample) for client in _seen(federation)) + tested
 
 
 def _lying(data: ClientData, sample: int) -> int:
@@ -211,21 +224,24 @@ def _rows(federation: Federation) -> int:
         torch.tensor([0]), seed=0
     )
     entries = max(part.numel() for part in leaves(first) if isinstance(part, Tensor))
-    return min(federation.active, engine.most_rows(entries * max(map(size_of, federation.clients))))
+    return min(federation.active, engine.most_rows(entries * max(map(size_of, _seen(federation)))))
 
 
 def _per_row(federation: Federation, cost: Cost) -> float:
     """Vectors of a row of a stack, without what its client keeps between rounds."""
     local, algorithm = federation.local, federation.algorithm
     rule, correction = algorithm.perturbation, algorithm.correction
-    vectors = 4 + rule.is_constant + (type(correction).prepare is not Correction.prepare)  # weights, gradients, update
+    vectors: float = (
+        4 + rule.is_constant + (type(correction).prepare is not Correction.prepare)
+    )  # weights, gradients, update
     if rule.gradient != "unused":
         vectors += 2 + 2 * rule.draws
     vectors += (not is_number(rule.mix, 1)) + (rule.teaches == "ascent")
     vectors += bool(local.momentum or local.optimizer == "adamw") + (local.optimizer == "adamw")
     if federation.execution.stack_runs is not None:
         vectors += cost.down  # each row has its own model
-    return vectors + cost.up - 1 + cost.stored - 1
+    vectors += federation.execution.precision == "bf16-pure"
+    return float(vectors + cost.up - 1 + cost.stored - 1)
 
 
 def data_for(config: RunConfig) -> tuple[DataSet, bool]:
@@ -305,12 +321,17 @@ def available_ram() -> int | None:
         return os.sysconf(pages) * os.sysconf("SC_PAGE_SIZE") if pages is not None else None
 
 
-def _steps(federation: Federation, client: int) -> float:
+def _seen(federation: Federation) -> Sequence[ClientData]:
+    """The clients that can be looked at: of those that are made when they are drawn, the first."""
+    return federation.clients if is_checked_whole(federation.clients) else [federation.clients[0]]
+
+
+def _steps(federation: Federation, client: ClientData) -> float:
     """Expected local steps of a client in a round."""
     local = federation.local
     if local.steps is not None:
         return local.steps
-    per_epoch = steps_per_epoch(size_of(federation.clients[client]), local.batch_size, federation.joins_last)
+    per_epoch = steps_per_epoch(size_of(client), local.batch_size, federation.joins_last)
     epochs = local.epochs
     mean = (epochs[0] + epochs[-1]) / 2 if isinstance(epochs, range) else epochs
     return per_epoch * (mean if isinstance(mean, int | float) else 1)

@@ -35,7 +35,8 @@ def test_cost_is_for_people(call: Call, tmp_path: Path) -> None:
     assert rows["clients"] == "6, 3 active a round"
     assert rows["sent to clients"] == "7.44kB a round", "3 clients x 2 vectors x 310 numbers x 4 bytes"
     assert rows["one client keeps"] == "2.48kB"
-    assert rows["RAM"].endswith("at most 1GB for the clients' memory")
+    assert rows["RAM"].endswith("clients' memory above 1GB goes to files")
+    assert rows["all clients keep"].endswith("in the end, what clients of one round share counted once")
     assert set(rows) >= {"backward passes", "sent by clients", "all clients keep", "disk"}
     assert not list(tmp_path.iterdir()), "nothing is written"
 

@@ -192,7 +192,7 @@ def test_what_comes_to_the_host_and_goes_back_is_pinned_where_there_is_a_gpu(
         ({"cuda_graphs": False}, "fedlesam-s", False, True),
         ({"compile": True}, "fedlesam-s", False, True),
         ({"engine": "stacked"}, "fedlesam-s", False, False),
-        ({"stack_runs": 4, "threads": 1}, "fedlesam-s", False, False),
+        ({"stack_runs": 8}, "fedlesam-s", False, False),
         ({}, "fedsmoo-released", True, False),
     ],
 )

@@ -527,6 +527,24 @@ def test_a_rule_that_sends_a_tensor_in_every_step_is_found(how: str) -> None:
         rules.check_on_device(fedlesam.Algorithm(perturbation=Sends(how)))
 
 
+@dataclass(frozen=True)
+class Draws(rules.Perturbation):
+    gradient = "current"
+    there: bool = True
+
+    def ascend(self, gradient: Tensor, step: rules.Step) -> Tensor:
+        e = torch.randn_like(gradient) if self.there else torch.randn(gradient.shape)
+        return e * (0.1 / e.norm())
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_rule_that_draws_by_itself_is_found(there: bool) -> None:
+    with pytest.raises(
+        ValueError, match=r"Draws.* draws random numbers of its own .*randn.*`draws = True` .*step\.noise"
+    ):
+        rules.check_on_device(fedlesam.Algorithm(perturbation=Draws(there)))
+
+
 def test_a_number_that_goes_with_the_call_is_none() -> None:
     rules.check_on_device(fedlesam.Algorithm(perturbation=Sends("number")))
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import types
 import weakref
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,10 @@ from torch.utils._pytree import tree_leaves
 from worlds import SIZES, federate, federation, samples, training
 
 from fedlesam import Execution, Federation, LocalTraining
-from fedlesam.algorithms import CATALOGUE
+from fedlesam.algorithms import CATALOGUE, Algorithm
 from fedlesam.core.space import size
 from fedlesam.engines.settings import find_device
+from fedlesam.rules import Perturbation
 from fedlesam.runs import config as configs
 from fedlesam.runs import costs
 from fedlesam.runs.build import build
@@ -127,6 +129,55 @@ def test_rows_of_a_stack(name: str) -> None:
         peaks.append(live.peak)
         predicted.append(predict(config(), stacked(clients)).gpu)
     assert peaks[1] - peaks[0] == pytest.approx(predicted[1] - predicted[0], rel=0.1)
+
+
+class Made(Sequence[Any]):
+    """A million clients, made when they are drawn; as the documentation shows it, it never says where they end."""
+
+    def __init__(self) -> None:
+        self.made: set[int] = set()
+
+    def __len__(self) -> int:
+        return 1_000_000
+
+    def __getitem__(self, client: Any) -> Any:
+        self.made.add(client)
+        assert len(self.made) < 1010, "a thousand are looked at to tell one run's data from another's"
+        return torch.ones(4, 5), torch.zeros(4).long()
+
+
+@pytest.mark.parametrize("engine", ["plain", "stacked"])
+def test_clients_that_are_made_when_they_are_drawn_are_not_made_for_it(engine: Any, tmp_path: Path) -> None:
+    clients = Made()
+    execution = Execution(engine=engine, threads=1)
+    fed = Federation(
+        nn.Linear(5, 3), clients, "fedlesam-s", training(epochs=2, batch_size=2), active=3, execution=execution
+    )
+    fed.fit(2, out=tmp_path / "run", progress=False)
+    before = len(clients.made)
+    assert predict(config(), fed).backward_passes_per_round == 3 * 2 * 2
+    assert len(clients.made) == before
+
+
+def test_rules_that_fail_are_named_at_once() -> None:
+    """Before anything is trained, and not as clients that failed."""
+    with pytest.raises(
+        ValueError, match=r"the rules of .*Fails.* fail on a model of one layer: TypeError: .*None.*\.py:\d"
+    ):
+        costs.measure(Algorithm(perturbation=Fails()))
+
+
+@dataclasses.dataclass(frozen=True)
+class Fails(Perturbation):
+    gradient = "current"
+
+    def ascend(self, gradient: Tensor, step: Any) -> Any:
+        return step.noise * 2  # it does not say that it draws
+
+
+def test_half_precision_has_a_copy_of_its_own() -> None:
+    plain, half = (predict(config(), make("fedavg", precision=how)) for how in ("fp32", "bf16-pure"))
+    assert half.gpu - plain.gpu == 4 * plain.parameters, "weights and gradients, two bytes each"
 
 
 def test_the_summary_of_a_run_agrees(tmp_path: Path) -> None:
