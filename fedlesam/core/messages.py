@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from fedlesam.core.buffers import Unsupported
 from fedlesam.core.slots import LocalResult, State
 from fedlesam.core.staging import to_device
 from fedlesam.core.state import flatten, size_in_bytes, unflatten
@@ -141,3 +142,20 @@ class Results:
     """Those of one client or of several."""
     sums: State = field(default_factory=dict)
     """The sums of what they upload, by name and in fixed point, where an engine has made them; else empty."""
+
+
+def check_upload(upload: State, rule: object) -> State:
+    """The upload of a rule, if it can be summed over clients; else the rule is wrong, not a client.
+
+    Args:
+        upload: what the rule returned.
+        rule: for the message.
+    """
+    for name, value in upload.items():
+        if not isinstance(value, Tensor) or value.is_complex() or value.dtype is torch.bool or not value.numel():
+            form = f"{value.dtype} of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+            raise Unsupported(
+                f"{type(rule).__name__}.upload returned {name!r}: {form}, and uploads are summed over clients; return "
+                "a tensor of at least one real number"
+            )
+    return upload

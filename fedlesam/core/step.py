@@ -8,13 +8,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, cast
 
-import torch
 from torch import Tensor
 
-from fedlesam.core.buffers import Unsupported
 from fedlesam.core.lesson import Lesson
 from fedlesam.core.local import LocalTraining
-from fedlesam.core.messages import Broadcast, Memory
+from fedlesam.core.messages import Broadcast, Memory, check_upload
 from fedlesam.core.slots import AffineStep, Algorithm, LocalResult, State, Step
 from fedlesam.core.vectors import adamw_, add_fused_, add_scaled_, clip_coefficient, is_number
 
@@ -279,19 +277,7 @@ def finish(
         correction.next_client_state(memory.correction, broadcast.correction, result),
     )
     e, c = rule.upload(r.client_state), correction.upload(memory.correction, after.correction)
-    return result, after, _check_upload(e, rule), _check_upload(c, correction)
-
-
-def _check_upload(upload: State, rule: object) -> State:
-    """The upload of a rule, if it can be summed over clients; else the rule is wrong, not a client."""
-    for name, value in upload.items():
-        if not isinstance(value, Tensor) or value.is_complex() or value.dtype is torch.bool or not value.numel():
-            form = f"{value.dtype} of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-            raise Unsupported(
-                f"{type(rule).__name__}.upload returned {name!r}: {form}, and uploads are summed over clients; return "
-                "a tensor of at least one real number"
-            )
-    return upload
+    return result, after, check_upload(e, rule), check_upload(c, correction)
 
 
 def _check_shape(e: Tensor, anchor: Tensor) -> Tensor:
