@@ -267,17 +267,16 @@ def finish(
         broadcast: What the server sent.
         steps: The number of steps that were made.
     """
-    rule, correction = r.algorithm.perturbation, r.algorithm.correction
-    start = r.anchor if r.ascends or r.e is None else r.anchor + r.e
+    rule, correction, privacy = r.algorithm.perturbation, r.algorithm.correction, r.algorithm.privacy
     mean = r.algorithm.mean_lr(cast(float, r.lr), steps)  # tensors in a map over clients
-    update, privacy = r.v - start, r.algorithm.privacy
+    update = r.v - (r.anchor if r.ascends or r.e is None else r.anchor + r.e)
     result = LocalResult(update if privacy is None else privacy.clipped(update), steps, mean)
     after = Memory(
         rule.next_client_state(r.anchor, r.client_state),
         correction.next_client_state(memory.correction, broadcast.correction, result),
     )
-    e, c = rule.upload(r.client_state), correction.upload(memory.correction, after.correction)
-    return result, after, check_upload(e, rule), check_upload(c, correction)
+    own = check_upload(correction.upload(memory.correction, after.correction), correction)
+    return result, after, check_upload(rule.upload(r.client_state), rule), own
 
 
 def _check_shape(e: Tensor, anchor: Tensor) -> Tensor:
