@@ -1,5 +1,6 @@
 """What decides the speed on a GPU, checked without one: a local step reads nothing on the host and is sent nothing."""
 
+import dataclasses
 import functools
 from collections import Counter
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from worlds import federation, mlp, play, samples, steps_in, training
 
+from fedlesam import algorithms
 from fedlesam.algorithms import CATALOGUE
 from fedlesam.core import step as local_step
 from fedlesam.core.batches import Batches, ClientData
@@ -116,10 +118,25 @@ def test_the_steps_of_a_stack_read_nothing_and_are_sent_nothing(method: str, apa
     assert mode.read <= 3, "the losses, and the norms of what is sent"
 
 
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
-@pytest.mark.parametrize("scope", ["loss", "corrected"])
-def test_the_descent_has_no_graph_break(scope: str, momentum: float) -> None:
-    fed = play(federation("scaffold", local=training(clip_scope=scope, momentum=momentum)), [[0, 1]])
+DESCENTS: dict[str, tuple[dict[str, Any], float]] = {
+    "sgd": ({}, 1.0),
+    "momentum": ({"momentum": 0.9}, 0.1),
+    "adamw": ({"optimizer": "adamw", "lr": 0.01}, 0.1),
+    "corrected": ({"clip_scope": "corrected"}, 1.0),
+}
+"""Local training, and the share of the learning rate that the last step has."""
+
+
+@pytest.mark.parametrize(
+    ("method", "descent"),
+    [(m, d) for m in CATALOGUE for d in ("sgd", "momentum")]
+    + [(m, "adamw") for m in CATALOGUE if algorithms.example(m).correction.any_optimizer]
+    + [(m, "corrected") for m in ("fedavg", "scaffold", "fedcm", "fedwmsam")],
+)
+def test_the_descent_has_no_graph_break(method: str, descent: str) -> None:
+    local, floor = DESCENTS[descent]
+    algorithm = dataclasses.replace(algorithms.example(method), lr_floor=floor)
+    fed = play(federation(algorithm, local=training(**local)), [[0, 1]])
     steps = steps_in(fed, 0)
     step = next(steps)
     plain = step.round.v.clone()
