@@ -189,6 +189,20 @@ def test_a_program_is_checked_once(compile: bool, monkeypatch: pytest.MonkeyPatc
     assert all((program.run is not None) == compile for program in method.step._programs)
 
 
+def test_a_step_that_turns_out_not_to_compile_is_checked_and_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A recorded step takes other rows than a compiled one."""
+    monkeypatch.setattr(_mapped, "FROM", 2)
+    expected = together("fedsam", [0])[0]
+
+    def fails(program: object, tensors: object) -> None:
+        raise torch._inductor.exc.InvalidCxxCompiler
+
+    monkeypatch.setattr("torch._inductor.compile", fails)
+    found = together("fedsam", [0], compile=True)[0]
+    assert torch.equal(found[0], expected[0])
+    assert found[1] == expected[1]
+
+
 def test_several_threads_are_refused() -> None:
     torch.manual_seed(0)
     with pytest.raises(ValueError, match="stack_runs needs one thread, got 2"):
