@@ -18,6 +18,7 @@ from worlds import PAPER, slow_unless
 import fedlesam as fl
 from fedlesam.algorithms import CATALOGUE
 from fedlesam.core import seeds
+from fedlesam.core.client import local_update
 from fedlesam.core.computing import settled_objects
 from fedlesam.core.record import Record
 from fedlesam.core.slots import State
@@ -58,15 +59,22 @@ def facts(record: Record) -> tuple[Any, ...]:
 def together(
     method: str, runs: Iterable[int], compile: bool = False, **local: Any
 ) -> dict[int, tuple[torch.Tensor, list[Any]]]:
-    """The weights and records of runs that share a stack."""
-    stack, found = Stack(ROWS, compile), {}
+    """The weights and records of runs that share a stack; no client is left to the plain loop."""
+    stack, found, alone = Stack(ROWS, compile), {}, list[int]()
 
     def one(seed: int) -> None:
         fed = federation(method, seed, stack, **local)
         records = [facts(fed.round()) for _ in range(ROUNDS + seed % 2)]  # some are longer
         found[seed] = fed.weights, records
 
-    stack.run([partial(one, seed) for seed in runs])
+    def plain(*given: Any, client: int, **more: Any) -> Any:
+        alone.append(client)
+        return local_update(*given, client=client, **more)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fedlesam.engines.serial.local_update", plain)
+        stack.run([partial(one, seed) for seed in runs])
+    assert not alone
     return found
 
 
