@@ -66,9 +66,6 @@ class MappedStep:
             self._numbers.append(rows.own["u"].new_tensor(float(len(self._numbers))))
         given = (batch, self._numbers[number])
         try:
-            if self.check:
-                self._check_apart(rows, given)
-                self.check = False
             return self._made(rows, given)
         except RuntimeError as error:
             if "out of bounds" in str(error):  # a label or token of a client: the plain loop says whose
@@ -83,6 +80,10 @@ class MappedStep:
         shapes = [tensor.shape for tensor in batch]
         if rows.bound is None or rows.bound.shapes != shapes:
             rows.bound = self._bound(rows, given, shapes)
+            if self.check and rows.groups and not rows.bound.program.checked:  # copies of rows have no groups
+                self._check_apart(rows, given)
+                rows.bound = self._bound(rows, given, shapes)  # without a compiler it is another program now
+                rows.bound.program.checked = True
         bound = rows.bound
         if bound.program.run is None and not self._prepare(bound.program, rows, given):
             bound.program.uses += 1

@@ -60,6 +60,8 @@ class Program:
     """How often the step was made without it."""
     fails: bool = False
     """It is not to be recorded, or cannot be."""
+    checked: bool = False
+    """It was seen to keep rows apart, where it has to."""
 
 
 class Bound(NamedTuple):

@@ -1,7 +1,8 @@
 """A stack of fixed width that several federations share: the runs of a sweep as one computation.
 
 Every row has its own model, data and numbers, and every computation the same shapes. So a client's result does not
-depend on who shares the stack, bit for bit. That is a property of the kernels, and it is checked for every step.
+depend on who shares the stack, bit for bit. That is a property of the kernels, and it is checked once for each
+program: for every method, and every form of its rows and batches.
 """
 
 import contextlib

@@ -1,5 +1,6 @@
 """What decides the speed on a GPU, checked without one: a local step reads nothing on the host and is sent nothing."""
 
+import dataclasses
 import functools
 from collections import Counter
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from worlds import federation, mlp, play, samples, steps_in, training
 
+from fedlesam import algorithms
 from fedlesam.algorithms import CATALOGUE
 from fedlesam.core import step as local_step
 from fedlesam.core.batches import Batches, ClientData
@@ -25,6 +27,11 @@ from fedlesam.core.flat_model import FlatModel
 from fedlesam.core.messages import Memory
 from fedlesam.core.reduction import Reduction
 from fedlesam.core.task import Task, TaskName
+from fedlesam.engines._feed import Member
+from fedlesam.engines._mapped import MappedStep
+from fedlesam.engines._numbers import numbers_of
+from fedlesam.engines._rows import Run
+from fedlesam.engines._stack import Entry, feed_of, train_stack
 
 READS = "aten._local_scalar_dense.default"
 
@@ -87,10 +94,49 @@ def test_the_steps_run_on_the_meta_device_and_are_sent_nothing(method: str) -> N
     assert mode.sent == 0
 
 
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
-@pytest.mark.parametrize("scope", ["loss", "corrected"])
-def test_the_descent_has_no_graph_break(scope: str, momentum: float) -> None:
-    fed = play(federation("scaffold", local=training(clip_scope=scope, momentum=momentum)), [[0, 1]])
+@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize("method", CATALOGUE)
+def test_the_steps_of_a_stack_read_nothing_and_are_sent_nothing(method: str, apart: bool) -> None:
+    """From the first step to the last, on the meta device, too; `apart` is a stack that runs share."""
+    fed = play(federation(method, clients=samples((8, 8, 8, 6))), [[0, 1], [0, 2]])
+    on_meta, task, local = FlatModel(fed.model.to("meta")), Task.classification(), training(epochs=1, batch_size=3)
+    state, algorithm = fed.state.sent(fed.algorithm), fed.algorithm.at(fed.state.round)
+    broadcast = type(state).unflatten(state.round, {k: v.to("meta") for k, v in state.flatten().items()})
+    run = Run(algorithm, local, broadcast, numbers_of(algorithm, local))
+    fills, entries = not algorithm.perturbation.teaches, list[Entry]()
+    for client, steps in enumerate((3, 3, 3, 2) if fills else (3, 3, 3)):
+        data = Batches(fed.clients[client], on_meta.device, task.collate)
+        member = Member(client, data, data.size, steps, 7, state.round, (), mask=client, fills=fills)
+        entries.append(Entry(member, run, fed.memories.get(client, Memory()).to(on_meta.device)))
+    seen: list[tuple[int, int]] = []
+    with ReadsGiveZeros() as mode:
+        step, width = MappedStep(on_meta, task, compile=False), len(entries)
+        feed = feed_of(local, [entry.member for entry in entries], width, apart)
+        results = train_stack(step, entries, feed, width, apart, lambda: seen.append((mode.read, mode.sent)))
+    assert len(results) == width
+    assert seen == [(0, mode.sent)] * 3
+    assert mode.read <= 3, "the losses, and the norms of what is sent"
+
+
+DESCENTS: dict[str, tuple[dict[str, Any], float]] = {
+    "sgd": ({}, 1.0),
+    "momentum": ({"momentum": 0.9}, 0.1),
+    "adamw": ({"optimizer": "adamw", "lr": 0.01}, 0.1),
+    "corrected": ({"clip_scope": "corrected"}, 1.0),
+}
+"""Local training, and the share of the learning rate that the last step has."""
+
+
+@pytest.mark.parametrize(
+    ("method", "descent"),
+    [(m, d) for m in CATALOGUE for d in ("sgd", "momentum")]
+    + [(m, "adamw") for m in CATALOGUE if algorithms.example(m).correction.any_optimizer]
+    + [(m, "corrected") for m in ("fedavg", "scaffold", "fedcm", "fedwmsam")],
+)
+def test_the_descent_has_no_graph_break(method: str, descent: str) -> None:
+    local, floor = DESCENTS[descent]
+    algorithm = dataclasses.replace(algorithms.example(method), lr_floor=floor)
+    fed = play(federation(algorithm, local=training(**local)), [[0, 1]])
     steps = steps_in(fed, 0)
     step = next(steps)
     plain = step.round.v.clone()

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from worlds import SCHEDULE, assert_same_bits, federate, federation, play, samples, states, training
+from worlds import SCHEDULE, Listed, assert_same_bits, federate, federation, play, samples, states, training
 
 from fedlesam.core import drawn
 from fedlesam.core.batches import ClientData
@@ -50,6 +50,25 @@ def test_the_bits_are_those_of_a_list(more: dict[str, Any]) -> None:
         expected = states(play(plain, SCHEDULE[:3]))
     with federation(name, clients=Made(6), **more) as made:
         assert_same_bits(expected, states(play(made, SCHEDULE[:3])))
+
+
+class Unread(Listed):
+    """A client whose samples cannot be counted."""
+
+    def __len__(self) -> int:
+        raise OSError("it was looked at")
+
+
+def test_a_longer_list_is_not_looked_at_whole() -> None:
+    """Ten thousand clients are; of one more, the others are looked at when they are drawn."""
+    x, y = samples()[0]
+    some: list[ClientData] = [(x, y)] * 10_000
+    with pytest.raises(OSError, match="it was looked at"):
+        federation("fedavg", clients=[*some[:-1], Unread(x, y)])
+    fed = federation("fedavg", clients=[*some, Unread(x, y)])
+    fed.round([0, 9_999])
+    with pytest.raises(OSError, match="it was looked at"):
+        fed.round([10_000])
 
 
 def ones(*shape: int) -> Tensor:

@@ -228,15 +228,20 @@ def test_a_tensor_elsewhere_is_seen() -> None:
     assert "not on meta" in seen.why
 
 
-def test_a_client_that_is_not_finite_is_found_with_its_step() -> None:
-    fed = federation("fedavg", local=training(epochs=4, batch_size=50), on_client_error="drop")
-    graphed(fed)
-    fed.round([0, 1])
-    x, y = fed.clients[0]
-    fed.clients[0] = (x * torch.nan, y)  # type: ignore[index]
-    record = fed.round([0, 1])
-    assert record.dropped is not None
-    assert record.dropped[0].startswith("the loss of step 0 is not finite")
+@pytest.mark.parametrize("how", [{}, {"cuda_graphs": True}, {"engine": "stacked"}, {"stack_runs": 8}], ids=str)
+def test_a_client_that_is_not_finite_is_found_with_its_step(how: dict[str, Any]) -> None:
+    """Its outputs grow by 1e61 with every step and a float64 ends at 1e308: the losses of steps 3 to 5 are infinite."""
+    model, zeros = nn.Linear(5, 1, bias=False).double(), torch.zeros(4, 5, dtype=torch.float64)
+    nn.init.ones_(model.weight)
+    local = training(lr=1e30, epochs=6, loss=nn.functional.mse_loss, clip=None, weight_decay=0.0)
+    clients = [(zeros.clone(), zeros[:, :1]) for _ in range(3)]
+    fed = federation("fedavg", model=model, clients=clients, local=local, on_client_error="drop", **how)
+    recorder = graphed(fed) if "cuda_graphs" in how else TapeRecorder(torch.device("cpu"))
+    assert fed.round([0, 1]).dropped is None
+    clients[1][0].fill_(1e15)
+    before = recorder.replays
+    assert fed.round([0, 1, 2]).dropped == {1: "the loss of step 3 is not finite"}
+    assert recorder.replays - before == (3 * 6 if "cuda_graphs" in how else 0), "its steps are replays"
 
 
 def test_graphs_are_for_gpus() -> None:

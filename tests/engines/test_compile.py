@@ -1,8 +1,12 @@
 """A compiled step: one program without a loop over clients; what it is rewritten to is the same to rounding."""
 
 import logging
+import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -177,3 +181,41 @@ def test_without_a_compiler_the_step_runs_as_it_is(
     plain.round()
     assert "the step cannot be compiled here, it runs uncompiled" in caplog.text
     assert torch.equal(stacked.weights, plain.weights)
+
+
+ROUND = """
+import torch
+import fedlesam as fl
+torch.manual_seed(0)
+clients = [(torch.randn(8, 6), torch.randint(3, (8,))) for _ in range(3)]
+model = torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.Tanh(), torch.nn.Linear(5, 3))
+how = fl.Execution(engine="stacked", compile=True, threads=1)
+fed = fl.Federation(model, clients, "fedlesam-s", fl.LocalTraining(epochs=1, batch_size=4), execution=how)
+fed.round()
+[program] = fed._local_engine.step._programs
+assert program.run is not None
+print(fed.weights.tolist())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
+def test_another_process_compiles_nothing_anew(tmp_path: Path) -> None:
+    """PyTorch lowers the step again in every process; the C++ that comes out is the same, and its kernels are there."""
+    log, compiler = tmp_path / "log", tmp_path / "g++"
+    compiler.write_text(f'#!/bin/sh\necho "$@" >> "{log}"\nexec "{shutil.which("g++")}" "$@"\n')
+    compiler.chmod(0o755)
+    compiled, weights = [], []
+    for hashes in ("1", "2"):  # the order of sets differs
+        where = {"CXX": str(compiler), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache"), "PYTHONHASHSEED": hashes}
+        log.write_text("")
+        done = subprocess.run(
+            [sys.executable, "-c", ROUND], env=os.environ | where, capture_output=True, text=True, timeout=600
+        )
+        assert done.returncode == 0, done.stderr
+        calls = log.read_text().splitlines()
+        compiled.append(sum(" -o " in call and " -E " not in call for call in calls))  # -E only reads a header
+        weights.append(done.stdout)
+    assert compiled[0] > 0
+    assert compiled[1] == 0
+    assert weights[0] == weights[1]

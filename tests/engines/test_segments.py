@@ -102,6 +102,34 @@ def test_dead_space_is_never_above_live_space(budget: int | None, shares: bool, 
     assert values(other) == values(store)
 
 
+def test_a_segment_goes_as_soon_as_more_than_half_of_it_is_dead(tmp_path: Path) -> None:
+    """Three of other sizes: they stay with half of their clients, and go with one less."""
+    store, known, size = Store(), dict[str, FileDigest](), {0: 20, 1: 21, 2: 7}
+
+    def saved(round: int, clients: list[int]) -> set[int]:
+        """The rounds after which the segments were written, in each of which no more than half is dead."""
+        nonlocal known
+        commit(store, round, clients)
+        known = store.save(tmp_path, segment_file(round, 0), known)
+        total = 0
+        for name in known:
+            held = Segment(tmp_path / name).rounds
+            assert len(held) <= 2 * sum(store.rounds[client] == own for client, own in held.items())
+            total += len(held)
+        assert total <= 2 * len(store.rounds)
+        return {int(name[len("round") : len("round") + 6]) for name in known}
+
+    for group in size:
+        saved(group, [100 * group + client for client in range(size[group])])
+    assert saved(3, [100 * group + client for group in size for client in range(size[group] // 2)]) == {0, 1, 2, 3}
+    assert saved(4, [size[0] // 2]) == {1, 2, 3, 4}
+    assert saved(5, [100 + size[1] // 2]) == {2, 3, 4, 5}
+    assert saved(6, [200 + size[2] // 2]) == {3, 4, 5, 6}
+    other = Store()
+    other.load(tmp_path, known)
+    assert values(other) == values(store)
+
+
 def test_there_are_never_too_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(segments, "MOST", 8)
     store, known = Store(), {}

@@ -3,6 +3,7 @@
 import dataclasses
 import gc
 import random
+import shutil
 import weakref
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -17,6 +18,7 @@ from worlds import PAPER, slow_unless
 import fedlesam as fl
 from fedlesam.algorithms import CATALOGUE
 from fedlesam.core import seeds
+from fedlesam.core.client import local_update
 from fedlesam.core.computing import settled_objects
 from fedlesam.core.flat_model import FlatModel
 from fedlesam.core.record import Record
@@ -55,16 +57,25 @@ def facts(record: Record) -> tuple[Any, ...]:
     return record.active, record.train_loss, record.divergence, record.backward_passes, record.bytes_up, record.dropped
 
 
-def together(method: str, runs: Iterable[int], **local: Any) -> dict[int, tuple[torch.Tensor, list[Any]]]:
-    """The weights and records of runs that share a stack."""
-    stack, found = Stack(ROWS, compile=False), {}
+def together(
+    method: str, runs: Iterable[int], compile: bool = False, **local: Any
+) -> dict[int, tuple[torch.Tensor, list[Any]]]:
+    """The weights and records of runs that share a stack; no client is left to the plain loop."""
+    stack, found, alone = Stack(ROWS, compile), {}, list[int]()
 
     def one(seed: int) -> None:
         fed = federation(method, seed, stack, **local)
         records = [facts(fed.round()) for _ in range(ROUNDS + seed % 2)]  # some are longer
         found[seed] = fed.weights, records
 
-    stack.run([partial(one, seed) for seed in runs])
+    def plain(*given: Any, client: int, **more: Any) -> Any:
+        alone.append(client)
+        return local_update(*given, client=client, **more)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fedlesam.engines.serial.local_update", plain)
+        stack.run([partial(one, seed) for seed in runs])
+    assert not alone
     return found
 
 
@@ -85,6 +96,19 @@ def test_a_run_has_its_own_bits_whoever_shares_the_stack(method: str, local: dic
         assert record.train_loss == pytest.approx(loss, abs=1e-5)
         assert record.divergence == pytest.approx(divergence, rel=1e-2, abs=1e-6)
     torch.testing.assert_close(many[3][0], plain.weights, rtol=0, atol=3e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
+@pytest.mark.parametrize("method", ["fedsam", "fedlesam-s"])
+def test_a_compiled_run_has_its_own_bits_whoever_shares_the_stack(
+    method: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    few, many = (together(method, seeds, compile=True) for seeds in ([3], [4, 3, 2, 1, 0]))
+    assert "runs uncompiled" not in caplog.text
+    assert torch.equal(many[3][0], few[3][0])
+    assert many[3][1] == few[3][1]
+    torch.testing.assert_close(few[3][0], together(method, [3])[3][0], rtol=1e-4, atol=1e-5)
 
 
 def test_they_were_really_one_computation(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,6 +159,57 @@ def test_what_does_not_keep_rows_apart_is_refused(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(_mapped.MappedStep, "_step", leaky)
     with pytest.raises(NotStackable, match="depend on who shares its stack"):
         federation("fedavg", 0, None).round()
+
+
+def test_every_program_is_checked_before_it_trains(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rule with a teacher has batches of two sizes; here the step depends on a row's place for the smaller ones."""
+    made = _mapped.MappedStep._step
+
+    def leaky(self: Any, rows: Any, shared: Any, own: Any, batch: Any, number: Any) -> torch.Tensor:
+        losses: torch.Tensor = made(self, rows, shared, own, batch, number)
+        if batch[1].shape[1] < 5:
+            own["u"].mul_(1 + 1e-6 * torch.arange(len(own["u"]))[:, None])
+        return losses
+
+    monkeypatch.setattr(_mapped.MappedStep, "_step", leaky)
+    stack = Stack(ROWS, compile=False)
+    fed = federation("fedsol", 0, stack)
+    before = fed.weights
+    for _ in range(2):
+        with pytest.raises(NotStackable, match="depend on who shares its stack"):
+            fed.round([0, 1])
+    assert torch.equal(fed.weights, before)
+
+
+@pytest.mark.parametrize("compile", [False, True])
+def test_a_program_is_checked_once(compile: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    checks: list[int] = []
+    check = _mapped.MappedStep._check_apart
+    monkeypatch.setattr(
+        _mapped.MappedStep, "_check_apart", lambda self, rows, given: checks.append(1) or check(self, rows, given)
+    )
+    monkeypatch.setattr("torch._inductor.compile", lambda program, tensors: program)
+    stack = Stack(ROWS, compile)
+    fed = federation("fedsol", 0, stack)
+    for _ in range(3):
+        fed.round([0, 1])
+    [method] = stack._methods
+    assert len(checks) == len(method.step._programs) == 2, "whole batches and the last of an epoch"
+    assert all((program.run is not None) == compile for program in method.step._programs)
+
+
+def test_a_step_that_turns_out_not_to_compile_is_checked_and_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A recorded step takes other rows than a compiled one."""
+    monkeypatch.setattr(_mapped, "FROM", 2)
+    expected = together("fedsam", [0])[0]
+
+    def fails(program: object, tensors: object) -> None:
+        raise torch._inductor.exc.InvalidCxxCompiler
+
+    monkeypatch.setattr("torch._inductor.compile", fails)
+    found = together("fedsam", [0], compile=True)[0]
+    assert torch.equal(found[0], expected[0])
+    assert found[1] == expected[1]
 
 
 def test_several_threads_are_refused() -> None:

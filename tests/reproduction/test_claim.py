@@ -2,13 +2,15 @@
 
 import csv
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
 from fedlesam import algorithms
+from fedlesam.engines.stack import Stack
 from fedlesam.rules import NoPerturbation
+from fedlesam.runs.folder import RunFolder
 from fedlesam.runs.read import Run
 from reproduction import claim
 from reproduction.claim_tables import (
@@ -240,6 +242,27 @@ def test_the_others_at_smoke_scale(name: str, call: Call, tmp_path: Path, capsys
     assert not call(name, "--scale", "smoke", "--out", str(tmp_path / "c"), "--seeds", "1")
     assert "fedlesam" in capsys.readouterr().out
     assert (tmp_path / "c" / "results" / f"{name}.md").exists()
+
+
+@pytest.mark.parametrize("asked", [("claim",), ("table8", "--seeds", "2", "--only", "methods=fedavg")], ids=str)
+def test_runs_of_the_command_share_a_stack(
+    asked: tuple[str, ...], call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that differ in seed or in rho; each folder says so."""
+    widths, together = tmp_path / "widths", Stack.run
+
+    def run(stack: Stack, jobs: Sequence[Callable[[], None]]) -> None:
+        with widths.open("a") as file:  # the runs are in processes of their own
+            file.write(f"{stack.width}:{len(jobs)} ")
+        together(stack, jobs)
+
+    monkeypatch.setattr(Stack, "run", run)
+    assert not call(*asked, "--scale", "smoke", "--stack-runs", "8", "--out", str(tmp_path / "c"), "--quiet")
+    configs = [RunFolder(path.parent).read_config() for path in tmp_path.glob("c/runs/*/summary.json")]
+    assert {config.stack_runs for config in configs} == {8}
+    shared = [tuple(map(int, text.split(":"))) for text in widths.read_text().split()]
+    assert {width for width, _ in shared} == {8}
+    assert sum(count for _, count in shared) == len(configs) > len(shared)
 
 
 def test_a_dry_run_trains_nothing(call: Call, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
