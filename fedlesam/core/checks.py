@@ -89,9 +89,9 @@ def check_range(owner: str, name: str, value: Any, bounds: Range) -> None:
     else:
         check_number(owner, name, value, above=bounds.get("above"), at_least=bounds.get("at_least"))
     if value > bounds.get("at_most", math.inf):
-        raise ValueError(f"{owner}: {name} must be at most {bounds['at_most']:g}, got {value}")
+        raise ValueError(f"{owner}: {name} must be at most {bounds['at_most']:g}, got {_shown(value)}")
     if value >= bounds.get("below", math.inf):
-        raise ValueError(f"{owner}: {name} must be below {bounds['below']:g}, got {value}")
+        raise ValueError(f"{owner}: {name} must be below {bounds['below']:g}, got {_shown(value)}")
 
 
 def is_number(value: object) -> bool:
@@ -123,9 +123,16 @@ def check_number(
     if value == math.inf:
         raise ValueError(f"{owner}: {name} must be a finite number, got {value}")
     if not (is_number(value) and inside):
-        raise ValueError(f"{owner}: {name} must be {bound}, got {value}")
+        raise ValueError(f"{owner}: {name} must be {bound}, got {_shown(value)}")
     if abs(value) > LARGEST:
-        raise ValueError(f"{owner}: {name} must be at most {LARGEST:g}, got {value}")
+        raise ValueError(f"{owner}: {name} must be at most {LARGEST:g}, got {_shown(value)}")
+
+
+def _shown(value: object) -> str:
+    """Python does not write a number of very many digits."""
+    if isinstance(value, int) and value.bit_length() > 1000:
+        return f"a whole number of {value.bit_length():,} bits"
+    return str(value) if isinstance(value, float) else repr(value)
 
 
 def check_count(owner: str, name: str, value: object, at_least: int = 1) -> None:
@@ -138,7 +145,7 @@ def check_count(owner: str, name: str, value: object, at_least: int = 1) -> None
         at_least: The smallest allowed.
     """
     if isinstance(value, bool) or not isinstance(value, Integral) or not at_least <= int(value) < 2**63:
-        raise ValueError(f"{owner}: {name} must be a whole number from {at_least}, got {value!r}")
+        raise ValueError(f"{owner}: {name} must be a whole number from {at_least}, got {_shown(value)}")
 
 
 def check_choice(owner: str, name: str, value: object, choices: tuple[str, ...]) -> None:

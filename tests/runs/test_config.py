@@ -476,3 +476,9 @@ def test_a_hyper_parameter_with_the_name_of_a_setting(tmp_path: Path) -> None:
     config = update(RunConfig(algorithm="dp-fedsam"), {"hyper.clip": 0.5, "clip": 3.0})
     assert (config.hyper, config.clip) == ({"clip": 0.5}, 3.0)
     assert reread(config, tmp_path) == config
+
+
+@pytest.mark.parametrize("name", ["seed", "clients", "lr"])
+def test_numbers_that_python_does_not_write_are_named_by_their_size(name: str) -> None:
+    with pytest.raises(ValueError, match=rf"{name} must be .* a whole number of 20,001 bits"):
+        configs.resolve(RunConfig(**{name: 16**5000}))
