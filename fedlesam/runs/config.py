@@ -54,7 +54,11 @@ class RunConfig:
     active: int | float = option(0.1, WHAT, "clients per round: 10 is a count, 0.1 or 10% a share", active_clients, "K")
     rounds: int = option(100, WHAT, "communication rounds", metavar="T")
     lr: float | str = option(0.1, LOCAL, "local learning rate, or a schedule: 0.1,cosine:100", kinds.rate, "LR")
-    lr_decay: float | None = option(None, LOCAL, "factor of the learning rate per round (default: the method's own)")
+    lr_decay: float | None = option(
+        None,
+        LOCAL,
+        "factor of a learning rate that is a number, after each round; 1: none (default: the method's, usually 0.998)",
+    )
     epochs: int | float | str | None = option(
         None, LOCAL, "local epochs, 0.5 or a range 1-5 (default: 5; cifar100: 2; texts, writers: 1)", epoch_range
     )
