@@ -341,17 +341,17 @@ def differences(config: RunConfig, other: RunConfig) -> list[str]:
     return changes(_flat(config), _flat(other))
 
 
-def changes(left: Mapping[str, Value], right: Mapping[str, Value]) -> list[str]:
+def changes(given: Mapping[str, Value], known: Mapping[str, Value]) -> list[str]:
     """Where two tables differ, in words.
 
     Args:
-        left: What is here.
-        right: What is there.
+        given: What the user gave.
+        known: What the run folder has.
     """
     return [
-        one_line(f"{name}: {left.get(name, 'unset')} here, {right.get(name, 'unset')} there")
-        for name in dict.fromkeys([*left, *right])
-        if left.get(name) != right.get(name) or (name in SHARES and type(left.get(name)) is not type(right.get(name)))
+        one_line(f"{name}: you gave {given.get(name, 'none')}, the folder has {known.get(name, 'none')}")
+        for name in dict.fromkeys([*given, *known])
+        if given.get(name) != known.get(name) or (name in SHARES and type(given.get(name)) is not type(known.get(name)))
     ]
 
 

@@ -134,11 +134,11 @@ def test_a_schedule_that_ends_is_not_extended(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"seed": 2}, "data: python-"),
-        ({"local": {"lr": 0.3}}, "lr: 0.3 here, 0.2 there"),
+        ({"seed": 2}, "data: you gave python-"),
+        ({"local": {"lr": 0.3}}, "lr: you gave 0.3, the folder has 0.2"),
         ({"local": {"lr": lambda t: 0.2}}, "lr_function: "),
-        ({"active": 3}, "active: 3 here, 2 there"),
-        ({"name": "fedavg"}, "algorithm: fedavg here"),
+        ({"active": 3}, "active: you gave 3, the folder has 2"),
+        ({"name": "fedavg"}, "algorithm: you gave fedavg, the folder has "),
         ({"task": fl.Task.classification(metrics={"mine": lambda o, t: 0.0})}, "task_given: "),
         ({"sampling": lambda t, rng, n, k: [0, 1]}, "sampling_function: "),
     ],
