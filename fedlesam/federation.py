@@ -16,7 +16,7 @@ from fedlesam import algorithms
 from fedlesam.algorithms import Algorithm
 from fedlesam.core import evaluation
 from fedlesam.core.batches import Batches, ClientData
-from fedlesam.core.checks import check_choice, check_count, check_kind
+from fedlesam.core.checks import belongs_to, check_choice, check_count, check_kind
 from fedlesam.core.choices import Weighting
 from fedlesam.core.client_tests import ClientTests, Tests
 from fedlesam.core.computing import return_freed_memory
@@ -84,6 +84,7 @@ class Federation:
         signum: the signal that Interrupted names.
     """
 
+    @belongs_to(local=LocalTraining, failures=FailurePolicy, execution=Execution)
     def __init__(
         self,
         model: nn.Module,

@@ -1,6 +1,8 @@
 """The public class: participation, evaluation, the model it hands out, and a round as a transaction."""
 
 import collections
+import inspect
+from typing import Any
 
 import numpy as np
 import pytest
@@ -171,3 +173,18 @@ def test_tied_parameters_count_once() -> None:
     model = fed.model
     assert model.one.weight is model.two.weight
     assert torch.equal(model.one.weight.detach().reshape(-1), fed.weights[:25])
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"device": "cuda"}, r"Federation has no argument device; give execution=fl\.Execution\(device=\.\.\.\)"),
+        ({"lr": 0.1}, r"Federation has no argument lr; give local=fl\.LocalTraining\(lr=\.\.\.\)"),
+        ({"dropout": 0.1}, r"Federation has no argument dropout; give failures=fl\.FailurePolicy\(dropout=\.\.\.\)"),
+        ({"gpu": True}, "unexpected keyword argument 'gpu'"),
+    ],
+)
+def test_an_argument_of_another_object(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(TypeError, match=said):
+        Federation(mlp(), samples(), **given)
+    assert "execution" in inspect.signature(Federation).parameters, "it keeps its signature"

@@ -91,7 +91,7 @@ def main(command: click.Command = cli) -> None:
             error.show()
         sys.exit(error.exit_code)
     except (click.Abort, KeyboardInterrupt) as error:
-        click.echo("interrupted", err=True)
+        click.echo(str(error.__cause__ or error) or "interrupted", err=True)
         signum = getattr(error.__cause__ or error, "signum", None)
         sys.exit(128 + signum if signum else INTERRUPTED)
     except BrokenPipeError:

@@ -67,13 +67,14 @@ def command(folder: Path, sort: str, everything: bool, as_json: bool) -> None:
 
 def _cells(line: "Overview | Folded", folder: Path, alone: bool) -> list[str]:
     from fedlesam.cli.show import format_duration
+    from fedlesam.core.space import size
     from fedlesam.runs.evaluated import Measure
     from fedlesam.runs.overview import Folded
 
     name = str(line.path.relative_to(folder)) if line.path != folder else line.path.name
     runs = line.runs if isinstance(line, Folded) else [line]
     best = line.best if isinstance(line, Folded) else line
-    size = sum(run.checkpoint_bytes for run in runs)
+    kept = sum(run.checkpoint_bytes for run in runs)
     left = max((run.seconds_left for run in runs if run.seconds_left is not None), default=None)
     done, total = (sum(getattr(run, what) for run in runs) for what in ("round", "rounds"))
     score, of = "-", ""
@@ -87,7 +88,7 @@ def _cells(line: "Overview | Folded", folder: Path, alone: bool) -> list[str]:
         of += f" of {best.algorithm}" if best is not None and len(line.methods) > 1 else ""
     else:
         method, state = line.algorithm, f"{line.state}: {line.why}" if line.why else line.state
-    rest = ["-" if left is None else format_duration(left), f"{size / 1e6:.1f} MB" if size else "-"]
+    rest = ["-" if left is None else format_duration(left), size(kept) if kept else "-"]
     return [name, method, state, f"{done}/{total}" if total else str(done), score, of, *rest]
 
 

@@ -6,10 +6,12 @@ dataclass to what it declares; a `Literal` type declares its choices by itself.
 
 import dataclasses
 import functools
+import inspect
 import math
 import sys
+from collections.abc import Callable
 from numbers import Integral
-from typing import Any, Literal, TypedDict, Unpack, get_args, get_origin, get_type_hints
+from typing import Any, Literal, ParamSpec, TypedDict, TypeVar, Unpack, get_args, get_origin, get_type_hints
 
 LARGEST = 1e30
 """Of a setting: its products with others must still be numbers in single precision."""
@@ -67,6 +69,34 @@ def check_kind(name: str, value: Any, kind: type) -> None:
     """
     if value is not None and not isinstance(value, kind):
         raise ValueError(f"{name} must be an object fl.{kind.__name__}(...), got {value!r}")
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def belongs_to(**owners: type) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """A decorator for `__init__`: where an unknown argument is a field of one of these objects, the error says so.
+
+    Args:
+        **owners: The dataclass that each of these arguments takes.
+    """
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        known = inspect.signature(function).parameters
+
+        @functools.wraps(function)
+        def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+            for name in kwargs.keys() - known.keys():
+                for argument, owner in owners.items():
+                    if any(field.name == name for field in dataclasses.fields(owner)):
+                        what, taken = function.__qualname__.partition(".")[0], f"{owner.__name__}({name}=...)"
+                        raise TypeError(f"{what} has no argument {name}; give {argument}=fl.{taken}")
+            return function(*args, **kwargs)
+
+        return checked
+
+    return decorate
 
 
 @functools.cache

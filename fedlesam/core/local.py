@@ -23,9 +23,9 @@ class LocalTraining:
     """How a client trains. The defaults are the paper's for CIFAR-10."""
 
     lr: Rate = schedule.START
-    """A number, a function of the round, or a schedule by name such as "0.05,warmup:5,cosine:100"."""
+    """A number, a function of the round, or a schedule by name such as "0.05,warmup:5,cosine:100"; "0.1" is 0.1."""
     lr_decay: float | None = param(None, above=0)
-    """Per round, where lr is a number: lr * lr_decay ** round. None takes the method's own."""
+    """Per round, where lr is a number: lr * lr_decay ** round. None takes the method's own, 1 keeps it constant."""
     epochs: Epochs = 5
     """A number, a range to draw from for each client and round, or a function of (round, client).
 
@@ -61,8 +61,8 @@ class LocalTraining:
         if self.optimizer != "sgd" and self.momentum:
             raise ValueError(f"LocalTraining: momentum is for sgd, {self.optimizer} has its own; leave it at 0")
         if isinstance(self.lr, str):
-            schedule.parse(self.lr)
-        elif not callable(self.lr):
+            object.__setattr__(self, "lr", schedule.number_or_schedule(self.lr))
+        if not (callable(self.lr) or isinstance(self.lr, str)):
             check_number("LocalTraining", "lr", self.lr, above=0)
         if not isinstance(self.lr, int | float) and self.lr_decay is not None:
             raise ValueError(

@@ -20,6 +20,22 @@ GRAMMAR = (
 Factor = Callable[[int], float]
 
 
+def number_or_schedule(text: str) -> float | str:
+    """What a learning rate in a string is: a plain number, which the method's decay goes with, or a schedule.
+
+    Args:
+        text: As it was typed; a ValueError says what is wrong.
+    """
+    try:
+        number = float(text)
+    except ValueError:
+        parse(text)
+        return text
+    if not math.isfinite(number):
+        raise ValueError(f"lr {text!r}: must be a finite number")
+    return number
+
+
 def _cosine(rounds: float, end: float = 0.0) -> Factor:
     """Half a cosine from 1 to `end` over the rounds."""
 

@@ -1,6 +1,8 @@
 """One local step of many clients as one computation: `look` and `move` of core/step.py, mapped over their rows."""
 
 import logging
+import re
+import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,6 +18,7 @@ from fedlesam.core.flat_model import FlatModel
 from fedlesam.core.lesson import Lesson, logits
 from fedlesam.core.module_check import check_learns
 from fedlesam.core.noise import standard_normal
+from fedlesam.core.slots import Rule
 from fedlesam.core.step import look, move
 from fedlesam.core.task import Task
 from fedlesam.engines._compile import compiled
@@ -70,8 +73,7 @@ class MappedStep:
         except RuntimeError as error:
             if "out of bounds" in str(error):  # a label or token of a client: the plain loop says whose
                 raise
-            what = f"the stacked engine cannot train this model or loss ({str(error).splitlines()[0]})"
-            raise NotStackable(f"{what}; use the plain engine") from error
+            raise NotStackable(_refusal(error)) from error
 
     def _made(self, rows: Rows, given: tuple[Any, ...]) -> Tensor:
         if not self.compile and not rows.groups:  # a part of the rows, whose number changes from step to step
@@ -197,6 +199,24 @@ def _noise(own: Tree, number: Tensor) -> Tensor | None:
     if "mask" not in own:
         return None
     return standard_normal(own["mask"] + (number.long() + 1), own["u"].numel(), own["u"].dtype)
+
+
+def _refusal(error: RuntimeError) -> str:
+    """Whose code cannot be mapped over clients, what it does, and the remedy."""
+    callers = [frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    rule = next((type(caller).__name__ for caller in callers if isinstance(caller, Rule)), None)
+    who = "this model or loss" if rule is None else f"with the rule {rule}"
+    text = str(error).splitlines()[0]
+    if "random operation" in text:
+        how, remedy = "draws random numbers", "set p=0 of Dropout layers"
+        remedy = remedy if rule is None else "take step.noise, with draws = True"
+    elif ".item()" in text or "data-dependent control flow" in text:
+        how, remedy = "reads a number of a tensor on the host: .item(), float() or `if`", "write torch.where"
+        if rule is not None:
+            remedy = "see fedlesam.rules.check_on_device and docs/add-a-rule.md (Compute on the device)"
+    else:
+        how, remedy = re.sub(r"[,.]?[^.,]*please file.*", "", text, flags=re.IGNORECASE), ""
+    return f"the stacked engine cannot train {who} ({how}); {remedy}{', or ' if remedy else ''}use the plain engine"
 
 
 def _moved(given: tuple[Any, ...], order: Tensor) -> tuple[Any, ...]:

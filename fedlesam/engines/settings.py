@@ -127,14 +127,26 @@ def find_device(device: str) -> torch.device:
     try:
         chosen = torch.device(device)
     except RuntimeError as error:
-        raise ValueError(f"device {device!r}: expected auto, cpu, cuda or cuda:i") from error
+        meant = "; did you mean cuda?" if device.lower().startswith("gpu") else ""
+        raise ValueError(f"device {device!r}: expected auto, cpu, cuda or cuda:i{meant}") from error
     if chosen.type not in ("cpu", "cuda"):
-        why = "; mps has no float64, in which means over clients and norms are computed" if chosen.type == "mps" else ""
+        why = ""
+        if chosen.type == "mps":
+            why = "; mps has no float64, in which means over clients and norms are computed: use cpu"
         raise ValueError(f"device {device!r}: expected auto, cpu, cuda or cuda:i{why}")
     if chosen.type == "cuda":
         gpus, rank = torch.cuda.device_count(), int(os.environ.get("LOCAL_RANK", 0))
         index = rank % max(1, gpus) if chosen.index is None else chosen.index  # more ranks than GPUs share them
         if index >= gpus:
-            raise ValueError(f"device {device!r}: this machine has {gpus} GPUs; use cpu")
+            raise ValueError(f"device {device!r}: {_seen(gpus)}, or use cpu")
         return torch.device("cuda", index)
     return chosen
+
+
+def _seen(gpus: int) -> str:
+    """Why a GPU is not there, and what to do about it."""
+    if gpus:
+        return f"PyTorch sees {gpus} GPU{'s' if gpus > 1 else ''}: use a number below {gpus}"
+    if torch.version.cuda is None and torch.version.hip is None:
+        return f"PyTorch sees no GPU (torch {torch.__version__} is built without CUDA): install a build with it"
+    return "PyTorch sees no GPU (no driver, no device, or CUDA_VISIBLE_DEVICES hides it): see nvidia-smi"

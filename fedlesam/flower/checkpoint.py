@@ -78,7 +78,9 @@ def load(folder: Path, metadata: Mapping[str, Any]) -> Checkpoint | None:
     if not good or index["format"] != FORMAT:
         raise ValueError(f"{path}: is damaged or of another version; {REMEDY}")
     saved = index["metadata"] if "metadata" in index else index["about"]  # earlier versions
-    differences = [f"{k}: {v!r} here, {saved.get(k)!r} there" for k, v in metadata.items() if saved.get(k) != v]
+    differences = [
+        f"{k}: you gave {v!r}, the folder has {saved.get(k)!r}" for k, v in metadata.items() if saved.get(k) != v
+    ]
     if differences:
         raise ValueError(f"{folder}: holds another run ({'; '.join(differences)}); choose another folder")
     state = ServerState.unflatten(index["round"], StateFile(**index["state"]).read(folder))

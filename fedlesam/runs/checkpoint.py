@@ -160,6 +160,10 @@ class Checkpoints:
         paths = [path for path in self.folder.glob("round*.json") if MANIFEST.fullmatch(path.name)]
         return sorted(paths, key=lambda path: (len(path.name), path.name), reverse=True)
 
+    def rounds(self) -> list[int]:
+        """The rounds after which there are manifests, the newest first."""
+        return [int(path.stem.removeprefix("round")) for path in self.found()]
+
     def save(self, federation: Federation, previous: Tensor | None = None) -> None:
         """Commit the federation's last round; with the global model before it, where somebody will ask for that.
 

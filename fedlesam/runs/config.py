@@ -54,7 +54,11 @@ class RunConfig:
     active: int | float = option(0.1, WHAT, "clients per round: 10 is a count, 0.1 or 10% a share", active_clients, "K")
     rounds: int = option(100, WHAT, "communication rounds", metavar="T")
     lr: float | str = option(0.1, LOCAL, "local learning rate, or a schedule: 0.1,cosine:100", kinds.rate, "LR")
-    lr_decay: float | None = option(None, LOCAL, "factor of the learning rate per round (default: the method's own)")
+    lr_decay: float | None = option(
+        None,
+        LOCAL,
+        "factor of a learning rate that is a number, after each round; 1: none (default: the method's, usually 0.998)",
+    )
     epochs: int | float | str | None = option(
         None, LOCAL, "local epochs, 0.5 or a range 1-5 (default: 5; cifar100: 2; texts, writers: 1)", epoch_range
     )
@@ -337,17 +341,17 @@ def differences(config: RunConfig, other: RunConfig) -> list[str]:
     return changes(_flat(config), _flat(other))
 
 
-def changes(left: Mapping[str, Value], right: Mapping[str, Value]) -> list[str]:
+def changes(given: Mapping[str, Value], known: Mapping[str, Value]) -> list[str]:
     """Where two tables differ, in words.
 
     Args:
-        left: What is here.
-        right: What is there.
+        given: What the user gave.
+        known: What the run folder has.
     """
     return [
-        one_line(f"{name}: {left.get(name, 'unset')} here, {right.get(name, 'unset')} there")
-        for name in dict.fromkeys([*left, *right])
-        if left.get(name) != right.get(name) or (name in SHARES and type(left.get(name)) is not type(right.get(name)))
+        one_line(f"{name}: you gave {given.get(name, 'none')}, the folder has {known.get(name, 'none')}")
+        for name in dict.fromkeys([*given, *known])
+        if given.get(name) != known.get(name) or (name in SHARES and type(given.get(name)) is not type(known.get(name)))
     ]
 
 

@@ -79,7 +79,7 @@ def fit(
         _check_begun(federation, folder, overwrite)
         if not overwrite:
             _check_metrics(config, folder)
-    with display.open(None if folder is None else folder.path), watching(openers) as watchers:
+    with display.open(None if folder is None else folder.path, "call"), watching(openers) as watchers:
         show = display.watch(label, rounds)
 
         def see(record: Record) -> None:
@@ -130,13 +130,13 @@ def _check_metrics(config: RunConfig, folder: RunFolder) -> None:
     if not folder.config.exists():
         return
     known = replace(folder.read_config(), rounds=config.rounds)
-    here, there = config.hyper[configs.METRICS], known.hyper.get(configs.METRICS)
-    if there in (None, here) or configs.differences(config, known):  # which are said later
+    given, kept = config.hyper[configs.METRICS], known.hyper.get(configs.METRICS)
+    if kept in (None, given) or configs.differences(config, known):  # which are said later
         return
     if folder.is_finished():
         raise ValueError(
-            f"{folder.path}: holds another run ({configs.METRICS}: {here} here, {there} there); choose another folder, "
-            "or replace it with overwrite=True"
+            f"{folder.path}: holds another run ({configs.METRICS}: you gave {given}, the folder has {kept}); choose "
+            "another folder, or replace it with overwrite=True"
         )
     log.warning("%s: the code of its metrics has changed; values of earlier rounds stay as they are", folder.path)
 

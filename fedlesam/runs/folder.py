@@ -273,8 +273,10 @@ class RunFolder:
         if not changed and self.is_finished():
             return False
         if changed and not overwrite:
+            shorter = len(changed) == 1 and config.rounds < known.rounds
             raise ValueError(
                 f"{self.path}: holds another run ({'; '.join(changed)}); "
+                f"{'a run can be extended, not shortened: ' if shorter else ''}"
                 "choose another folder with --out, or replace it with --overwrite"
             )
         return True

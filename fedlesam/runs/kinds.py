@@ -72,11 +72,7 @@ def rate(value: str) -> float | str:
     Args:
         value: What was typed.
     """
-    try:
-        return number(value)
-    except ValueError:
-        schedule.parse(value)
-        return value
+    return schedule.number_or_schedule(value)
 
 
 def epoch_range(value: str) -> int | float | str:

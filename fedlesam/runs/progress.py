@@ -49,11 +49,12 @@ class Display:
             self.progress = Progress(*layout, TimeRemainingColumn(compact=True), console=self.console)
 
     @contextlib.contextmanager
-    def open(self, out: Path | None = None) -> Iterator["Display"]:
+    def open(self, out: Path | None = None, again: str = "command") -> Iterator["Display"]:
         """Show progress and warnings.
 
         Args:
-            out: Where the results go, which is printed on an interrupt.
+            out: Where the results go, which an interrupt says.
+            again: What resumes an interrupted run when it is repeated.
         """
         log, handler = logging.getLogger("fedlesam"), LogHandler(self)
         before = log.level
@@ -62,9 +63,9 @@ class Display:
         try:
             with self.progress or contextlib.nullcontext():
                 yield self
-        except KeyboardInterrupt:
-            if out is not None:
-                self.print(f"interrupted: what was done is in {out}; the same command resumes it")
+        except KeyboardInterrupt as error:
+            if out is not None and out.exists():
+                error.args = (f"{str(error) or 'interrupted'}; {_left(out, again)}",)
             raise
         finally:
             log.removeHandler(handler)
@@ -127,6 +128,18 @@ class Display:
         """
         if not self.quiet:
             self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def _left(out: Path, again: str) -> str:
+    """What an interrupted run left in its folder."""
+    from fedlesam.runs.checkpoint import Checkpoints
+    from fedlesam.runs.folder import RunFolder
+
+    if (folder := RunFolder(out)).is_finished():
+        return f"the run in {out} is finished"
+    found = Checkpoints(folder.checkpoints).rounds()
+    what = f"the checkpoint after round {found[0]}" if found else "what was done"
+    return f"{what} is in {out}: the same {again} resumes it"
 
 
 class Tick(Protocol):

@@ -113,6 +113,8 @@ def notes(config: RunConfig, world: World | None = None) -> list[str]:
         found.append(f"{workers} workers, {config.threads} thread{'s' if config.threads != 1 else ''} each")
     if config.clients is not None and workers > (active := count_active(config.active, config.clients)):
         found.append(f"only {active} clients are active a round: workers are idle")
+    if config.precision == "tf32" and config.device == "cpu":
+        found.append("precision tf32 is for GPUs: on most CPUs it has no effect")
     return found
 
 

@@ -132,6 +132,13 @@ def test_a_run_that_does_not_fit_says_what_would(call: Call, tmp_path: Path, mon
     assert code == 0, err
 
 
+@pytest.mark.parametrize("precision", ["fp32", "tf32"])
+def test_tf32_is_said_to_do_nothing_on_a_cpu(call: Call, precision: str) -> None:
+    code, out, err = call("run", *SMALL, "--rounds", "1", "--precision", precision, "--device", "cpu", "--out", "run")
+    assert code == 0, err
+    assert ("precision tf32 is for GPUs: on most CPUs it has no effect" in out + err) == (precision == "tf32")
+
+
 def test_idle_workers_are_fine(call: Call, tmp_path: Path) -> None:
     flags = [*SMALL, "--algorithm", "fedlesam", "--rounds", "2", "--threads", "1"]
     code, out, err = call("run", *flags, "--workers", "4", "--out", "several")

@@ -96,7 +96,9 @@ def test_ctrl_c_leaves_a_readable_folder(tmp_path: Path) -> None:
     assert running.returncode == 130
     assert out == ""
     assert "Traceback" not in err
-    assert f"what was done is in {folder.path}" in err
+    done = folder.read_summary()["rounds"]
+    end = f"interrupted by SIGINT; the checkpoint after round {done} is in {folder.path}: the same command resumes it\n"
+    assert err.endswith(end) and err.count("interrupted") == 1
     summary: dict[str, Any] = folder.read_summary()
     records = [json.loads(line) for line in folder.metrics.read_text().splitlines()]
     assert summary["state"] == "interrupted"

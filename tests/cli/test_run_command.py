@@ -54,7 +54,10 @@ def test_another_config_is_refused_with_the_differences(call: Call, tmp_path: Pa
     before = contents(tmp_path / "x")
     refused = call("run", "--rounds", "1", *TINY, "--out", "x", "--lr", "0.2", "--rho", "0.5")
     assert refused.code == 2
-    assert "holds another run (lr: 0.2 here, 0.1 there; rho: 0.5 here, 0.01 there)" in refused.err
+    assert (
+        "holds another run (lr: you gave 0.2, the folder has 0.1; rho: you gave 0.5, the folder has 0.01)"
+        in refused.err
+    )
     assert contents(tmp_path / "x") == before
 
 
@@ -116,7 +119,7 @@ def test_a_run_in_which_nobody_answers_says_so(call: Call) -> None:
 def test_one_client_is_not_all_of_them(call: Call) -> None:
     assert call("run", *TINY, "--rounds", "1", "--active", "1", "--out", "x").code == 0
     other = call("run", *TINY, "--rounds", "1", "--active", "1.0", "--out", "x")
-    assert other.code == 2 and "active: 1.0 here, 1 there" in other.err
+    assert other.code == 2 and "active: you gave 1.0, the folder has 1" in other.err
 
 
 @pytest.mark.usefixtures("forked_jobs")

@@ -44,6 +44,13 @@ def test_comparisons_and_sweeps_are_a_line_each(call: Call, runs: Path) -> None:
     assert len(json.loads(call("runs", "--json").out)) == 7
 
 
+def test_small_checkpoints_have_a_size(call: Call, runs: Path) -> None:
+    (runs / "alone" / "checkpoints").mkdir()
+    (runs / "alone" / "checkpoints" / "round000012.safetensors").write_bytes(bytes(21_500))
+    lines = {line.split()[0]: line.split() for line in call("runs").out.splitlines() if line.strip()}
+    assert lines["alone"][-1] == "21.5kB" and lines["tune"][-1] == "-"
+
+
 def test_the_folder_of_a_sweep_has_a_line_for_each_of_its_runs(call: Call, runs: Path) -> None:
     assert first(call("runs", "runs/pair").out) == ["fedavg-seed0", "fedavg-seed1", "scaffold-seed0", "scaffold-seed1"]
     names = first(call("runs", "runs/tune").out)

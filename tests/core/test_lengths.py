@@ -133,12 +133,24 @@ def test_momentum_is_not_adamws() -> None:
         ("step:1", [0.1, 0.01, 0.001, 0.0001]),
         ("0.1,warmup:4", [0.025, 0.05, 0.075, 0.1]),
         ("1, warmup:2, decay:0.5", [0.5, 0.5, 0.25, 0.125]),
-        ("0.3", [0.3, 0.3, 0.3, 0.3]),
+        ("0.3,decay:1", [0.3, 0.3, 0.3, 0.3]),
     ],
 )
 def test_schedules_by_name(text: str, rates: list[float]) -> None:
     fed = train(4, epochs=1, lr=text)
     assert [record.lr for record in fed.history] == pytest.approx(rates, rel=1e-12)
+
+
+@pytest.mark.parametrize("decay", [{}, {"lr_decay": 0.5}])
+def test_a_number_in_a_string_is_the_number(decay: dict[str, float]) -> None:
+    """It follows the method's decay, or that of the settings."""
+    numbers, strings = (LocalTraining(lr=lr, **decay) for lr in (0.3, " 0.3"))
+    assert strings == numbers
+    rates = [strings.lr_at(t, fl.algorithms.fedavg()) for t in range(3)]
+    assert rates == pytest.approx([0.3 * decay.get("lr_decay", 0.998) ** t for t in range(3)], rel=1e-12)
+    for wrong in ("nan", "inf", "-0.1", "0"):
+        with pytest.raises(ValueError, match="lr"):
+            LocalTraining(lr=wrong)
 
 
 def test_a_function_of_the_round() -> None:

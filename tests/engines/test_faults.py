@@ -22,10 +22,11 @@ from failing import (
 from torch import Tensor, nn
 from worlds import assert_same_bits, federation, mlp, samples, snapshot, states, training
 
-from fedlesam import Federation, NotFinite
+from fedlesam import Algorithm, Federation, NotFinite
 from fedlesam.core.record import MOST_LOGGED
 from fedlesam.engines.stacked import NotStackable
 from fedlesam.engines.world import WorkerLost
+from fedlesam.rules import Ascent, Step
 from fedlesam.runs.config import RunConfig
 
 # Stop
@@ -220,8 +221,62 @@ def test_a_stack_without_failures_stays_a_stack(monkeypatch: pytest.MonkeyPatch)
 def test_a_model_that_cannot_be_stacked_is_not_the_clients_fault() -> None:
     clients = Clients((8,) * 6)
     model = nn.Sequential(linear(), nn.Dropout(0.5))
-    with pytest.raises(NotStackable, match="use the plain engine"):
+    said = r"this model or loss \(draws random numbers\); set p=0 of Dropout layers, or use the plain engine"
+    with pytest.raises(NotStackable, match=said):
         stacked(clients, "stacked", model=model).round()
+
+
+class Reads(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * float(x.detach().norm() > 0)
+
+
+class Picks(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x[x.sum(-1).nonzero()[:, 0]]
+
+
+class ReadsNorm(Ascent):
+    gradient = "current"
+
+    def ascend(self, gradient: Tensor, step: Step) -> Tensor:
+        return gradient.mul_(self.rho / float(gradient.norm()))
+
+
+class Branches(ReadsNorm):
+    def ascend(self, gradient: Tensor, step: Step) -> Tensor:
+        return gradient if gradient.norm() > 0 else gradient.zero_()
+
+
+class Draws(ReadsNorm):
+    def ascend(self, gradient: Tensor, step: Step) -> Tensor:
+        return torch.randn_like(gradient)
+
+
+@pytest.mark.parametrize(
+    ("guilty", "said"),
+    [
+        (
+            Reads,
+            "this model or loss (reads a number of a tensor on the host: .item(), float() or `if`); write torch.where",
+        ),
+        (Picks, "this model or loss (vmap: We do not support batching operators that can output dynamic shape."),
+        (ReadsNorm, "with the rule ReadsNorm (reads a number of a tensor on the host: "),
+        (Branches, "with the rule Branches (reads a number of a tensor on the host: "),
+        (Draws, "with the rule Draws (draws random numbers); take step.noise, with draws = True"),
+    ],
+)
+def test_who_cannot_be_stacked_is_named(guilty: Any, said: str) -> None:
+    """Without PyTorch's plea for a report of a bug in PyTorch."""
+    rule = issubclass(guilty, Ascent)
+    model = nn.Sequential(linear()) if rule else nn.Sequential(linear(), guilty())
+    algorithm: Any = Algorithm(guilty(0.1)) if rule else "fedavg"
+    with pytest.raises(NotStackable) as refused:
+        make(algorithm, Clients((8,) * 6), model=model, engine="stacked").round()
+    text = str(refused.value)
+    assert text.startswith(f"the stacked engine cannot train {said}") and text.endswith("use the plain engine")
+    assert "file a" not in text
+    assert ("check_on_device" in text) == (guilty in (ReadsNorm, Branches))
 
 
 SOME_FAIL: tuple[tuple[list[int] | None, dict[int, str]], ...] = (

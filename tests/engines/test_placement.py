@@ -63,7 +63,7 @@ def test_ranks_share_gpus_where_there_are_fewer(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setenv("LOCAL_RANK", "5")
     assert settings.find_device("cuda") == torch.device("cuda", 1)
-    with pytest.raises(ValueError, match="this machine has 2 GPUs"):
+    with pytest.raises(ValueError, match="PyTorch sees 2 GPUs: use a number below 2, or use cpu"):
         settings.find_device("cuda:2")
 
 

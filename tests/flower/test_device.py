@@ -59,7 +59,7 @@ def test_the_node_config_chooses_the_device() -> None:
     grid = LocalGrid(app(make=make), 2, device="cpu")
     with pytest.raises(NotImplementedError, match="meta tensor"):  # it was moved, as asked
         grid.of(0).app(_order(grid), grid.of(0).context)
-    for wrong, says in (("tpu", "expected auto, cpu, cuda"), ("cuda:99", "GPUs; use cpu")):
+    for wrong, says in (("tpu", "expected auto, cpu, cuda"), ("cuda:99", "or use cpu")):
         grid = LocalGrid(app(), 2, device=wrong)
         assert says in str(grid.of(0).handle(_order(grid)).error.reason)
 

@@ -202,7 +202,7 @@ def test_the_states_of_runs(held: tuple[Forked, Path], tmp_path: Path) -> None:
 
     code, out, err = fedlesam(tmp_path, "runs", str(runs)).wait()
     assert code == 0, err
-    for words in ("running", "finished", "interrupted", "stopped: the disk is on fire", "damaged", "2/6", "MB"):
+    for words in ("running", "finished", "interrupted", "stopped: the disk is on fire", "damaged", "2/6", "kB"):
         assert words in " ".join(out.split()), out
     assert process.alive()
 

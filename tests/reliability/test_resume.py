@@ -286,7 +286,7 @@ def test_another_configuration_is_refused_with_the_difference(tmp_path: Path) ->
     other = ["run", *flags(small("fedlesam-s", model="faulty:Net", lr=0.2)), "--out", "run"]
     code, _, err = fedlesam(tmp_path, *other).wait()
     assert code == 2
-    assert "lr: 0.2 here, 0.1 there" in err
+    assert "lr: you gave 0.2, the folder has 0.1" in err
     assert "Traceback" not in err
     assert contents(tmp_path / "run") == before
 

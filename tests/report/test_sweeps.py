@@ -5,6 +5,7 @@ import io
 import itertools
 import json
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from fedlesam.report.summaries import tables_of
 from fedlesam.report.sweeps import views
 from fedlesam.report.write import curves_csv, write_report
 from fedlesam.runs import order
-from fedlesam.runs.read import find_runs
+from fedlesam.runs.read import Run, find_runs
 
 
 def rewritten(folder: Path, change: Any) -> Path:
@@ -126,19 +127,55 @@ def test_up_to_twelve_methods_have_colours_of_their_own() -> None:
     assert len({(colour, MARKERS[line]) for colour, line in many}) == len(many), "as lines and as points"
 
 
+def demo(folder: Path, gap: float = 0.0, rises: dict[str, list[float]] | None = None) -> list[Run]:
+    """Runs as the demo's, of three seeds, with these rises of the loss."""
+    ends = {"fedavg": 0.8, "fedsam": 0.75, "scaffold": 0.9, "fedlesam": 0.8 - gap, "fedlesam-s": 0.899}
+    for (name, end), seed in itertools.product(ends.items(), range(3)):
+        hyper = {"rho": 0.1} if "sam" in name else {}
+        run = fake_run(folder / f"{name}-{seed}", name, seed=seed, hyper=hyper, probes=True)
+        rewritten(run, lambda record, end=end: {"test_accuracy": end})
+        summary = json.loads((run / "summary.json").read_text())
+        summary["accuracy"] = dict.fromkeys(("last", "mean_of_last", "best"), end)
+        (run / "summary.json").write_text(json.dumps(summary))
+        if rises is not None and name in rises:
+            line = {"round": 12, "probe": "sharpness", "values": {"ascent": rises[name][seed]}}
+            (run / "probes.jsonl").write_text(json.dumps({**line, "metadata": {"radius": 0.1}, "seconds": 0.1}) + "\n")
+    return find_runs([folder])
+
+
 @pytest.mark.parametrize(
-    ("gap", "said"), [(0.001, "fedlesam ties with fedavg"), (0.2, "fedlesam is 20.0 points below fedavg")]
+    ("sam", "said"),
+    [
+        (
+            [0.04, 0.05, 0.06],
+            "and flatter: within a radius of 0.1 its training loss rises by 0.050, fedavg's by 0.100 ",
+        ),
+        (
+            [0.14, 0.15, 0.16],
+            "and sharper: within a radius of 0.1 its training loss rises by 0.150, fedavg's by 0.100 ",
+        ),
+        ([0.02, 0.05, 0.14], "fedavg's by 0.100: its mean is lower, but the seeds do not tell whether it is flatter "),
+        ([0.06, 0.15, 0.18], "fedavg's by 0.100: its mean is higher, but the seeds do not tell whether it is flatter "),
+    ],
+)
+def test_the_story_calls_flatter_what_the_seeds_tell(tmp_path: Path, sam: list[float], said: str) -> None:
+    first, _ = story(demo(tmp_path, rises={"fedavg": [0.1] * 3, "fedsam": sam}))
+    half = 4.302653 * stdev(sam) / 3**0.5
+    low, high = fmean(sam) - 0.1 - half, fmean(sam) - 0.1 + half
+    assert first.endswith(f"{said}(95 % interval of the difference, over 3 seeds: {low:+.3f} to {high:+.3f}).")
+
+
+@pytest.mark.parametrize(
+    ("gap", "said"),
+    [
+        (0.001, "fedlesam ties with fedavg (-0.1 points)"),
+        (0.0004, "fedlesam ties with fedavg (0.0 points)"),
+        (-0.0004, "fedlesam ties with fedavg (0.0 points)"),
+        (0.2, "fedlesam is 20.0 points below fedavg"),
+    ],
 )
 def test_the_story_follows_the_numbers(tmp_path: Path, gap: float, said: str) -> None:
-    ends = {"fedavg": 0.8, "fedsam": 0.75, "scaffold": 0.9, "fedlesam": 0.8 - gap, "fedlesam-s": 0.899}
-    for name, end in ends.items():
-        hyper = {"rho": 0.1} if "sam" in name else {}
-        folder = fake_run(tmp_path / name, name, hyper=hyper, probes=True)
-        rewritten(folder, lambda record, end=end: {"test_accuracy": end})
-        summary = json.loads((folder / "summary.json").read_text())
-        summary["accuracy"] = dict.fromkeys(("last", "mean_of_last", "best"), end)
-        (folder / "summary.json").write_text(json.dumps(summary))
-    first, second = story(find_runs([tmp_path]))
+    first, second = story(demo(tmp_path, gap))
     assert first.startswith("scaffold ends highest, 90.0 % to fedavg's 80.0 %; fedsam is 5.0 points below fedavg")
     assert second.startswith(said)
     assert "fedlesam-s ties with scaffold (-0.1 points)" in second

@@ -73,7 +73,7 @@ def test_other_contents_are_another_run(case: str, where: str, tmp_path: Path) -
     first, second = (before, before), (after, before) if where == "clients" else (before, after)
     for data, test in (first, first):
         federation(data, test=test).fit(1, tmp_path, progress=False)
-    with pytest.raises(ValueError, match=r"holds another run \(data: python-\w+ here, python-\w+ there"):
+    with pytest.raises(ValueError, match=r"holds another run \(data: you gave python-\w+, the folder has python-\w+"):
         federation(second[0], test=second[1]).fit(1, tmp_path, progress=False)
 
 
@@ -170,7 +170,7 @@ def test_changed_data_of_the_command_line_are_refused(tmp_path: Path, monkeypatc
     before = contents(out)
     shift[0] = 1.0
     with pytest.raises(
-        ValueError, match=r"another run \(data: \w{12} here, \w{12} there\); use the settings, data and"
+        ValueError, match=r"another run \(data: you gave \w{12}, the folder has \w{12}\); use the settings, data and"
     ):
         execute(resolve(RunConfig(rounds=4, **base)), out)
     assert contents(out) == before, "a run that is refused stays as it is"

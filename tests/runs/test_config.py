@@ -321,13 +321,16 @@ def test_identity_and_differences() -> None:
     assert differences(ours, moved) == []
     assert identity(moved) == identity(ours)
     other = dataclasses.replace(ours, rounds=7, hyper={**ours.hyper, "rho": 0.5})
-    assert differences(ours, other) == ["rounds: 100 here, 7 there", "rho: 0.01 here, 0.5 there"]
+    assert differences(ours, other) == [
+        "rounds: you gave 100, the folder has 7",
+        "rho: you gave 0.01, the folder has 0.5",
+    ]
     assert identity(other) != identity(ours)
     threads = dataclasses.replace(ours, threads=9)
-    assert differences(ours, threads) == [f"threads: {ours.threads} here, 9 there"]
+    assert differences(ours, threads) == [f"threads: you gave {ours.threads}, the folder has 9"]
     assert identity(threads) == identity(ours), "the default folder does not depend on the machine"
     unset = dataclasses.replace(ours, clients=None)
-    assert differences(ours, unset) == ["clients: 40 here, unset there"]
+    assert differences(ours, unset) == ["clients: you gave 40, the folder has none"]
 
 
 @pytest.mark.parametrize("name", [name for name in OPTIONS if name not in (*NO_MATTER, "threads")])

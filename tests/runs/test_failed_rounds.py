@@ -194,7 +194,7 @@ def test_flags_reach_the_run(call: Call, tmp_path: Path) -> None:
     assert records_of(tmp_path / "y") == []
     code, _, err = call(*args, "--max-update-norm", "1e-9", "--dropout", "0.5")
     assert code == 2
-    assert "holds another run (dropout: 0.5 here, 0.0 there)" in err
+    assert "holds another run (dropout: you gave 0.5, the folder has 0.0)" in err
 
 
 def test_what_a_run_with_dropout_costs(call: Call) -> None:

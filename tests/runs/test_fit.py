@@ -88,6 +88,19 @@ def test_it_resumes_after_a_kill(tmp_path: Path) -> None:
     assert torch.equal(again.weights, whole.weights) and lines(run) == lines(tmp_path / "whole")
 
 
+def test_an_interrupt_says_what_resumes_it(tmp_path: Path) -> None:
+    whole, fed = federation(), federation()
+    whole.fit(4, tmp_path / "whole", progress=False)
+    run = tmp_path / "run"
+    said = rf"^interrupted by SIGINT; the checkpoint after round 2 is in {run}: the same call resumes it$"
+    with pytest.raises(KeyboardInterrupt, match=said):
+        fed.fit(4, run, callbacks=[lambda record: fed.request_stop() if record.round == 1 else None], progress=False)
+    fed.fit(4, run, progress=False)
+    assert torch.equal(fed.weights, whole.weights) and lines(run) == lines(tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt, match=rf"^interrupted by SIGINT; the run in {run} is finished$"):
+        fed.fit(5, run, callbacks=[lambda record: fed.request_stop()], progress=False)
+
+
 def test_more_rounds_extend_a_finished_run_with_the_bits_of_a_long_one(tmp_path: Path) -> None:
     long = federation()
     long.fit(7, tmp_path / "long", progress=False)
@@ -121,11 +134,11 @@ def test_a_schedule_that_ends_is_not_extended(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"seed": 2}, "data: python-"),
-        ({"local": {"lr": 0.3}}, "lr: 0.3 here, 0.2 there"),
+        ({"seed": 2}, "data: you gave python-"),
+        ({"local": {"lr": 0.3}}, "lr: you gave 0.3, the folder has 0.2"),
         ({"local": {"lr": lambda t: 0.2}}, "lr_function: "),
-        ({"active": 3}, "active: 3 here, 2 there"),
-        ({"name": "fedavg"}, "algorithm: fedavg here"),
+        ({"active": 3}, "active: you gave 3, the folder has 2"),
+        ({"name": "fedavg"}, "algorithm: you gave fedavg, the folder has "),
         ({"task": fl.Task.classification(metrics={"mine": lambda o, t: 0.0})}, "task_given: "),
         ({"sampling": lambda t, rng, n, k: [0, 1]}, "sampling_function: "),
     ],

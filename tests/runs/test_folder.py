@@ -64,10 +64,21 @@ def test_another_run_is_refused_with_the_differences(tmp_path: Path, state: str 
     with pytest.raises(ValueError, match="holds another run") as refusal:
         folder.needs_run(CONFIG, overwrite=False)
     message = str(refusal.value)
-    assert "(rounds: 3 here, 5 there; rho: 0.01 here, 0.7 there)" in message
+    assert "(rounds: you gave 3, the folder has 5; rho: you gave 0.01, the folder has 0.7)" in message
     assert "--out" in message
     assert "--overwrite" in message
     assert folder.needs_run(CONFIG, overwrite=True)
+
+
+def test_a_run_is_not_shortened(tmp_path: Path) -> None:
+    longer = dataclasses.replace(CONFIG, rounds=CONFIG.rounds + 5)
+    said = r"\(rounds: you gave 3, the folder has 8\); a run can be extended, not shortened: choose another folder"
+    with pytest.raises(ValueError, match=said):
+        folder_with(tmp_path / "x", "finished", longer).needs_run(CONFIG, overwrite=False)
+    other = dataclasses.replace(longer, seed=5)
+    with pytest.raises(ValueError, match="seed: you gave") as refused:
+        folder_with(tmp_path / "y", "finished", other).needs_run(CONFIG, overwrite=False)
+    assert "not shortened" not in str(refused.value)
 
 
 def test_a_folder_with_other_things_is_refused_whatever_is_asked(tmp_path: Path) -> None:

@@ -381,15 +381,34 @@ def test_devices_that_are_nonsense(device: str) -> None:
 
 
 def test_why_there_is_no_mps() -> None:
-    with pytest.raises(ValueError, match="mps has no float64, in which means over clients and norms are computed"):
+    with pytest.raises(
+        ValueError, match=r"mps has no float64, in which means over clients and norms are computed: use cpu$"
+    ):
         find_device("mps")
 
 
-@pytest.mark.parametrize("device", ["cuda", "cuda:0", "cuda:99"])
-def test_a_gpu_that_is_not_there(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    with pytest.raises(ValueError, match=rf"device '{device}': this machine has 0 GPUs; use cpu"):
+@pytest.mark.parametrize("device", ["gpu", "GPU:0"])
+def test_a_gpu_by_another_name(device: str) -> None:
+    with pytest.raises(ValueError, match="did you mean cuda"):
         find_device(device)
+
+
+@pytest.mark.parametrize("device", ["cuda", "cuda:0", "cuda:99"])
+@pytest.mark.parametrize(
+    ("built_with", "why"),
+    [
+        (None, f"(torch {torch.__version__} is built without CUDA): install a build with it, or use cpu"),
+        ("12.8", "(no driver, no device, or CUDA_VISIBLE_DEVICES hides it): see nvidia-smi, or use cpu"),
+    ],
+)
+def test_a_gpu_that_is_not_there(
+    device: str, built_with: str | None, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    monkeypatch.setattr(torch.version, "cuda", built_with)
+    with pytest.raises(ValueError) as refused:
+        find_device(device)
+    assert str(refused.value) == f"device '{device}': PyTorch sees no GPU {why}"
 
 
 def test_a_gpu_for_each_local_rank(monkeypatch: pytest.MonkeyPatch) -> None:

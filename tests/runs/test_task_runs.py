@@ -156,7 +156,7 @@ def test_a_folder_whose_run_had_another_task(tmp_path: Path) -> None:
     fedlesam("run", *REGRESSION, "--rounds", "1", "--out", str(tmp_path / "run"))
     before = (tmp_path / "run" / "metrics.jsonl").read_bytes()
     other = ["binary" if word == "regression" else word for word in REGRESSION]
-    with pytest.raises(ValueError, match=r"task: (binary|regression) here, (binary|regression) there"):
+    with pytest.raises(ValueError, match=r"task: you gave (binary|regression), the folder has (binary|regression)"):
         fedlesam("run", *other, "--rounds", "1", "--out", str(tmp_path / "run"))
     assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before
 
