@@ -181,7 +181,7 @@ def test_other_test_samples_are_another_run(tmp_path: Path) -> None:
     federation().fit(1, tmp_path, progress=False)
     other = own_tests()
     other[0] = pair(9)
-    with pytest.raises(ValueError, match="data: you gave python-.*, the folder has python-"):
+    with pytest.raises(ValueError, match=r"data: you gave python-.*, the folder has python-"):
         federation(test_clients=other).fit(1, tmp_path, progress=False)
 
 
