@@ -40,6 +40,9 @@ def command(settings: Settings, as_json: bool) -> None:
     ever = min(p.clients, p.active * config.rounds)
     shared = ", what clients of one round share counted once" if p.client_memory < p.one_client * ever else ""
     kept = f"{size(p.client_memory)} in the end{shared}" if p.client_memory else "nothing"
+    in_files = config.workers > 1 and config.store == "shared"
+    rest = f"clients' memory{'' if in_files else f' above {size(config.memory)}'} goes to files"
+    together = ", with all runs that fill the rows" if config.stack_runs is not None else ""
     rows = [
         ("model", f"{p.parameters:,} parameters"),
         ("clients", f"{p.clients:,}, {p.active:,} active a round{answer}"),
@@ -48,7 +51,7 @@ def command(settings: Settings, as_json: bool) -> None:
         ("sent by clients", f"{size(p.bytes_up_per_round)} a round"),
         ("one client keeps", size(p.one_client) if p.one_client else "nothing"),
         ("all clients keep", kept),
-        ("RAM", f"{size(p.ram)}; clients' memory above {size(config.memory)} goes to files"),
+        ("RAM", f"{size(p.ram)}{together}; {rest}"),
         ("GPU", f"{size(p.gpu)} for each worker with --device cuda, and the activations"),
         ("disk", f"{size(p.disk)}, and at most {size(p.checkpoints)} for checkpoints"),
     ]

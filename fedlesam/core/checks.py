@@ -87,7 +87,7 @@ def belongs_to(**owners: type) -> Callable[[Callable[P, R]], Callable[P, R]]:
 
         @functools.wraps(function)
         def checked(*args: P.args, **kwargs: P.kwargs) -> R:
-            for name in kwargs.keys() - known.keys():
+            for name in (name for name in kwargs if name not in known):
                 for argument, owner in owners.items():
                     if any(field.name == name for field in dataclasses.fields(owner)):
                         what, taken = function.__qualname__.partition(".")[0], f"{owner.__name__}({name}=...)"

@@ -56,23 +56,32 @@ def _round(algorithm: Algorithm, local: LocalTraining, state: ServerState, memor
 
     vectors: dict[str, Tensor] = {}
     u = torch.empty_like(sent.weights)
-    r = begin(algorithm, local, sent, memory, STEPS, u, lambda name: vectors.setdefault(name, torch.empty_like(u)))
+    with _Copies() as once:
+        r = begin(algorithm, local, sent, memory, STEPS, u, lambda name: vectors.setdefault(name, torch.empty_like(u)))
     noise = torch.empty_like(u) if algorithm.perturbation.draws else None
     for number in range(STEPS):
         with _Copies() as copied, _Made() as made:
             look(r, gradient, number, noise)
             move(r, number)
-        if copied.draws:
-            raise ValueError(
-                f"{algorithm!r} draws random numbers of its own ({copied.draws}), which no seed repeats; set "
-                "`draws = True` in the rule, and take step.noise"
-            )
+        _refuse(algorithm, copied.draws)
         if how := copied.how or made.how:
             raise ValueError(
                 f"{algorithm!r} sends a tensor from the host in every step ({how}), which a GPU would wait for; "
                 "make it in `begin` or `prepare`, once for the round, or use a number in its place"
             )
-    return finish(r, memory, sent, STEPS)[1]
+    with once:
+        after = finish(r, memory, sent, STEPS)[1]
+    if not algorithm.perturbation.draws:  # whoever says that it draws is seeded before the first step
+        _refuse(algorithm, once.draws)
+    return after
+
+
+def _refuse(algorithm: Algorithm, draws: str) -> None:
+    if draws:
+        raise ValueError(
+            f"{algorithm!r} draws random numbers of its own ({draws}), which no seed repeats; set `draws = True` in "
+            "the perturbation, and in steps take step.noise"
+        )
 
 
 class _Copies(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -95,7 +104,7 @@ class _Copies(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class _Made(TorchFunctionMode):
-    """Finds a tensor of the device that is made of Python's numbers, which the meta device never sees."""
+    """Finds a tensor of the device that is made of Python's numbers, which no operation of the device shows."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -104,5 +113,6 @@ class _Made(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         if func in (torch.tensor, torch.as_tensor, torch.asarray, Tensor.new_tensor) and out.is_meta:
-            self.how = self.how if any(isinstance(leaf, Tensor) for leaf in tree_leaves(args[-1])) else func.__name__
+            given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+            self.how = self.how if len(given) > (func is Tensor.new_tensor) else func.__name__
         return out

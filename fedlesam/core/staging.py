@@ -38,7 +38,7 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
         device: Where it should be.
     """
     pins = tensor.device.type == "cpu" and device.type != "cpu" and torch.cuda.is_available()
-    return (tensor.pin_memory() if pins else tensor).to(device, non_blocking=True)
+    return (tensor.pin_memory() if pins else tensor).to(device, non_blocking=device.type != "cpu")
 
 
 @functools.cache

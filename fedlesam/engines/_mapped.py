@@ -206,9 +206,9 @@ def _refusal(error: RuntimeError) -> str:
     callers = [frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__)]
     rule = next((type(caller).__name__ for caller in callers if isinstance(caller, Rule)), None)
     who = "this model or loss" if rule is None else f"with the rule {rule}"
-    text = str(error).splitlines()[0]
+    text = (str(error).splitlines() or [type(error).__name__])[0]
     if "random operation" in text:
-        how, remedy = "draws random numbers", "set p=0 of Dropout layers"
+        how, remedy = "draws random numbers", "set p=0 of Dropout layers and draw nothing in the loss"
         remedy = remedy if rule is None else "take step.noise, with draws = True"
     elif ".item()" in text or "data-dependent control flow" in text:
         how, remedy = "reads a number of a tensor on the host: .item(), float() or `if`", "write torch.where"

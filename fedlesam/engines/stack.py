@@ -8,16 +8,15 @@ program: for every method, and every form of its rows and batches.
 import contextlib
 import gc
 import itertools
+import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from types import BuiltinFunctionType, FunctionType
 from typing import Any
 from weakref import WeakKeyDictionary, WeakMethod, WeakSet
 
 import torch
-from torch import nn
 
 from fedlesam.core.computing import compute_context, settled_objects
 from fedlesam.core.flat_model import FlatModel
@@ -27,12 +26,13 @@ from fedlesam.core.slots import Algorithm
 from fedlesam.core.task import Task
 from fedlesam.engines._mapped import MappedStep, NotStackable
 from fedlesam.engines._numbers import without_numbers
-from fedlesam.engines._replay import PLAIN, is_known
 from fedlesam.engines._rows import Run
 from fedlesam.engines._stack import Entry, feed_of, train_stack
 from fedlesam.engines.base import is_client_error
 from fedlesam.engines.lockstep import Lockstep
 from fedlesam.engines.signals import StopFlag
+
+log = logging.getLogger("fedlesam")
 
 RARELY = 5000
 """New objects after which Python looks for garbage; by itself it looks after 700 or 2000."""
@@ -45,7 +45,7 @@ class Request:
     model: FlatModel
     """The federation's, in whose place the clients' rows are trained."""
     form: tuple[object, ...]
-    """Of the model, as `form_of` has it."""
+    """Of the model, as `model_form` has it."""
     task: Task
     """How a batch becomes a loss."""
     run: Run
@@ -90,6 +90,7 @@ class Stack:
         """Whether `run` runs: it sets the threads and restores the CPU's generators, so rounds need not."""
         self.flags: WeakSet[StopFlag] = WeakSet()
         self._methods: list[_Method] = []
+        self._told = False
         self._known: WeakKeyDictionary[FlatModel, dict[object, tuple[_Method, Algorithm, LocalTraining, object]]]
         self._known = WeakKeyDictionary()
         """What a federation trained with in its last round: to compare whole methods takes longer."""
@@ -212,6 +213,10 @@ class Stack:
         key = (without_numbers(run.algorithm, run.local), request.task, request.form), sent, kind
         found = next((method for method in self._methods if method.key == key), None)
         if found is None:
+            apart = any((known.key[0][:2], *known.key[1:]) == (key[0][:2], *key[1:]) for known in self._methods)
+            if apart and not self._told:
+                self._told = True
+                log.info("runs whose models differ in an attribute do not share a computation")
             found = _Method(key, MappedStep(request.model, request.task, self.compile, check=True))
             self._methods.append(found)
         known[kind] = found, run.algorithm, run.local, sent
@@ -228,50 +233,3 @@ def _rare_collections() -> Iterator[None]:
         yield
     finally:
         gc.set_threshold(*before)
-
-
-def form_of(model: FlatModel) -> tuple[object, ...]:
-    """Equal for models that one of them can stand for: what is no weight may differ from run to run.
-
-    Args:
-        model: of a federation.
-    """
-    own = bool(model.state.tensors()) or any(not p.requires_grad for p in model.module.parameters())
-    shapes = tuple(zip(model.names, model.shapes, strict=True))
-    settings = [_settings(module) for module in model.module.modules()]
-    alone = id(model) if own else None
-    return str(model.module), settings, shapes, model.weights.dtype, model.device, model.precision, alone
-
-
-def _settings(module: nn.Module) -> tuple[type, dict[str, object]]:
-    """The class of a module and its attributes: PyTorch's own and ours keep no other numbers than plain ones."""
-    known, found = is_known(type(module)), dict[str, object]()
-    for name, value in vars(module).items():
-        if name in ("_parameters", "_buffers", "_modules", "training"):
-            continue
-        if _is_comparable(value):
-            found[name] = value
-        elif not known:
-            found[name] = _Same(value)
-    return type(module), found
-
-
-def _is_comparable(value: object) -> bool:
-    if isinstance(value, Mapping):
-        return all(map(_is_comparable, (*value.keys(), *value.values())))
-    if isinstance(value, tuple | list | set | frozenset):
-        return all(map(_is_comparable, value))
-    return isinstance(value, (*PLAIN, torch.dtype, torch.device, FunctionType, BuiltinFunctionType))
-
-
-@dataclass(frozen=True, eq=False)
-class _Same:
-    """Equal to itself alone, as long as it is kept: what a tensor or an object has in it, nobody can tell."""
-
-    value: object
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and other.value is self.value
-
-    def __hash__(self) -> int:
-        return id(self.value)

@@ -19,6 +19,7 @@ from fedlesam.core.messages import Broadcast, Memory, Results
 from fedlesam.core.slots import Algorithm
 from fedlesam.core.tree import named_tensors
 from fedlesam.engines._feed import Member, can_fill_up, samples_are_apart
+from fedlesam.engines._forms import model_form
 from fedlesam.engines._mapped import MappedStep
 from fedlesam.engines._mapped import NotStackable as NotStackable
 from fedlesam.engines._numbers import numbers_of
@@ -27,7 +28,7 @@ from fedlesam.engines._stack import CHANGES as CHANGES
 from fedlesam.engines._stack import Entry, Feed, feed_of, train_stack
 from fedlesam.engines.base import is_client_error
 from fedlesam.engines.serial import SerialEngine
-from fedlesam.engines.stack import Request, Stack, form_of
+from fedlesam.engines.stack import Request, Stack
 
 LARGEST = 64_000_000
 """Entries of the stacked weights at a time."""
@@ -78,7 +79,7 @@ class StackedEngine(SerialEngine):
         self.step = MappedStep(self.model, self.task, self.compile_step)
         self.widest = 0
         """The clients of the largest stack: smaller ones are filled up to it, for a compiled step has one shape."""
-        self.form = form_of(self.model)
+        self.form = model_form(self.model)
         self._held: dict[int, _Samples] = {}
         """Samples that are kept from round to round, up to KEPT entries."""
         self._room = KEPT

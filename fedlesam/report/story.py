@@ -55,7 +55,7 @@ def _flatness(runs: list[Run], base: list[Run]) -> str:
         f"{fmean(others.values()):.3f}"
     )
     interval = f"95 % interval of the difference, over {len(over.values)} seeds: {low:+.3f} to {high:+.3f}"
-    if low <= 0 <= high:
+    if not (low > 0 or high < 0):
         order = "lower" if over.mean < 0 else "higher"
         return f"; {measured}: its mean is {order}, but the seeds do not tell whether it is flatter ({interval})"
     return f", and {'flatter' if high < 0 else 'sharper'}: {measured} ({interval})"

@@ -1,5 +1,6 @@
 """What a method costs by its nature, and what a run will cost, before it is run."""
 
+import math
 import os
 import shutil
 import traceback
@@ -11,10 +12,20 @@ import torch
 from torch import Tensor, nn
 
 from fedlesam.algorithms import Algorithm
-from fedlesam.core.batches import RESIDENT, Batches, ClientData, Stored, Streamed, size_of, steps_per_epoch
-from fedlesam.core.drawn import is_checked_whole
+from fedlesam.core.batches import (
+    RESIDENT,
+    Batches,
+    ClientData,
+    Loadable,
+    Stored,
+    Streamed,
+    given_tensors,
+    size_of,
+    steps_per_epoch,
+)
+from fedlesam.core.buffers import Unsupported
 from fedlesam.core.local import LocalTraining
-from fedlesam.core.slots import Correction
+from fedlesam.core.slots import Correction, Rule
 from fedlesam.core.space import size
 from fedlesam.core.state import size_in_bytes
 from fedlesam.core.tree import leaves
@@ -65,11 +76,14 @@ def measure(algorithm: Algorithm) -> Cost:
     try:
         federation.round()
         record = federation.round()
+    except (Unsupported, MemoryError):
+        raise
     except Exception as error:
-        where = traceback.extract_tb(error.__traceback__)[-1]
-        place = f"{Path(where.filename).name}:{where.lineno}"
+        frames = [f for f, _ in traceback.walk_tb(error.__traceback__) if isinstance(f.f_locals.get("self"), Rule)]
+        code = frames[-1].f_code if frames else None
+        where = f", in {code.co_qualname} of {Path(code.co_filename).name}" if code is not None else ""
         raise ValueError(
-            f"the rules of {algorithm!r} fail on a model of one layer: {type(error).__name__}: {error} ({place})"
+            f"the rules of {algorithm!r} fail on a model of one layer: {type(error).__name__}: {error}{where}"
         ) from error
     unit, state = federation.weights.nbytes, federation.state
     per_client, together = round(federation.memories[0].nbytes / unit, 2), round(federation.memories.nbytes / unit, 2)
@@ -147,7 +161,7 @@ def predict(config: RunConfig, federation: Federation) -> Prediction:
     sums = 4 if federation.weighting == "examples" else 2
     half = federation.execution.precision == "bf16-pure"  # weights and gradients, each half of a vector
     working = (5 + ascends + half + sums * cost.up + cost.down) * vector
-    steps = [_steps(federation, client) for client in _seen(federation)]
+    steps = [_steps(federation, client) for client in _known(federation)]
     answers, rows = k * (1 - federation.failures.dropout), _rows(federation)
     stack = round(rows * _per_row(federation, cost) * vector) if rows > 1 else 0
     runs = max(1, rows // k) if config.stack_runs is not None else 1
@@ -164,7 +178,7 @@ def predict(config: RunConfig, federation: Federation) -> Prediction:
         ram=here * (PROCESS_BYTES + stack) + runs * each,
         gpu=round(working + (cost.server + cost.stored - 1) * vector)
         + _scratch(federation)
-        + _held(federation)
+        + (_held(federation) if rows == 1 else 0)
         + _resident(federation, rows)
         + stack
         + (2 * rows * round((cost.stored - 1 - cost.shared) * vector) if rows > 1 else 0),  # memory before and after
@@ -203,13 +217,15 @@ def _resident(federation: Federation, rows: int) -> int:
     sample = sum(part.nbytes for part in leaves(first.fetch(torch.tensor([0]), seed=0)) if isinstance(part, Tensor))
     test = federation._local_engine.test
     shared = first.samples.stays(RESIDENT) if isinstance(first.samples, Stored) else 0
-    tested = 0 if test is None else _lying(test.samples, sample)
-    return shared + rows * max(_lying(client, sample) for client in _seen(federation)) + tested
+    tested = 0 if test is None else _held_there(test.samples, sample)
+    return shared + rows * max(_held_there(client, sample) for client in _known(federation)) + tested
 
 
-def _lying(data: ClientData, sample: int) -> int:
+def _held_there(data: ClientData, sample: int) -> int:
     """Bytes of samples that lie on a GPU while they are used; 0 of those that go there batch by batch."""
-    streams = isinstance(data, Streamed) and data.streams
+    streams = (
+        data.streams if isinstance(data, Streamed) else given_tensors(data) is None and not isinstance(data, Loadable)
+    )
     return 0 if streams or size_of(data) * sample > RESIDENT else size_of(data) * sample
 
 
@@ -224,7 +240,9 @@ def _rows(federation: Federation) -> int:
         torch.tensor([0]), seed=0
     )
     entries = max(part.numel() for part in leaves(first) if isinstance(part, Tensor))
-    return min(federation.active, engine.most_rows(entries * max(map(size_of, _seen(federation)))))
+    active = federation.active
+    most = engine.most_rows(entries * max(map(size_of, _known(federation))))
+    return math.ceil(active / math.ceil(active / most))
 
 
 def _per_row(federation: Federation, cost: Cost) -> float:
@@ -293,11 +311,13 @@ def check_fits(predicted: Prediction, config: RunConfig, folder: Path, taken: in
         )
     ram = available_ram()
     if ram is not None and predicted.ram > ram:
+        runs = max(1, (config.stack_runs or 0) // predicted.active)
         kept = predicted.client_memory - (predicted.disk - 2 * 4 * predicted.parameters)
-        rest = predicted.ram - max(0, kept)
-        room = (ram - rest) // 2
+        rest = predicted.ram - runs * max(0, kept)
+        room = (ram - rest) // (2 * runs)
+        less = "--workers" if config.stack_runs is None else "--stack-runs"
         budget = size(room) if room >= predicted.one_client else "0"
-        remedy = f"--memory {budget}" if rest < ram else "fewer --workers or a smaller model"
+        remedy = f"--memory {budget}" if rest < ram else f"fewer {less} or a smaller model"
         raise ValueError(
             f"the run needs {size(predicted.ram)} of RAM, {size(ram)} are free: it would fit with {remedy}"
         )
@@ -321,9 +341,9 @@ def available_ram() -> int | None:
         return os.sysconf(pages) * os.sysconf("SC_PAGE_SIZE") if pages is not None else None
 
 
-def _seen(federation: Federation) -> Sequence[ClientData]:
-    """The clients that can be looked at: of those that are made when they are drawn, the first."""
-    return federation.clients if is_checked_whole(federation.clients) else [federation.clients[0]]
+def _known(federation: Federation) -> Sequence[ClientData]:
+    """The clients that are there: of those that are made when they are drawn, the first is."""
+    return federation.clients if isinstance(federation.clients, list | tuple) else [federation.clients[0]]
 
 
 def _steps(federation: Federation, client: ClientData) -> float:

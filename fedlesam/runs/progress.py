@@ -135,9 +135,7 @@ def _left(out: Path, again: str) -> str:
     from fedlesam.runs.checkpoint import Checkpoints
     from fedlesam.runs.folder import RunFolder
 
-    if (folder := RunFolder(out)).is_finished():
-        return f"the run in {out} is finished"
-    found = Checkpoints(folder.checkpoints).rounds()
+    found = Checkpoints(RunFolder(out).checkpoints).rounds()
     what = f"the checkpoint after round {found[0]}" if found else "what was done"
     return f"{what} is in {out}: the same {again} resumes it"
 

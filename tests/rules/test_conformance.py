@@ -516,7 +516,7 @@ class Sends(rules.Perturbation):
         if self.how == "number":
             return gradient * torch.tensor(0.1)
         if self.how == "tensor":
-            return gradient * torch.tensor(0.1, device=gradient.device)
+            return gradient * torch.tensor(data=0.1, device=gradient.device)
         mask = torch.ones(len(gradient))
         return gradient * (mask.to(gradient) if self.how == "to" else gradient.new_tensor([0.1] * len(gradient)))
 
@@ -543,6 +543,21 @@ def test_a_rule_that_draws_by_itself_is_found(there: bool) -> None:
         ValueError, match=r"Draws.* draws random numbers of its own .*randn.*`draws = True` .*step\.noise"
     ):
         rules.check_on_device(fedlesam.Algorithm(perturbation=Draws(there)))
+
+
+@dataclass(frozen=True)
+class DrawsOnce(rules.Perturbation):
+    draws: bool = False
+
+    def round_perturbation(self, anchor: Tensor, client_state: rules.State, server_state: rules.State) -> Tensor:
+        return 0.1 * torch.randn_like(anchor)
+
+
+def test_a_rule_that_draws_at_the_start_of_a_round_is_found() -> None:
+    """Unless it says so: then it is seeded."""
+    rules.check_on_device(fedlesam.Algorithm(perturbation=DrawsOnce(True)))
+    with pytest.raises(ValueError, match=r"DrawsOnce.* draws random numbers of its own .*randn.*`draws = True`"):
+        rules.check_on_device(fedlesam.Algorithm(perturbation=DrawsOnce()))
 
 
 def test_a_number_that_goes_with_the_call_is_none() -> None:

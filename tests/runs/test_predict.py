@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from worlds import SIZES, federate, federation, samples, training
+from worlds import SIZES, Listed, federate, federation, samples, training
 
 from fedlesam import Execution, Federation, LocalTraining
 from fedlesam.algorithms import CATALOGUE, Algorithm
@@ -44,7 +44,7 @@ def network() -> nn.Module:
 
 def make(name: str, *, sizes: tuple[int, ...] = (7, 12, 5, 9, 16, 3), **settings: Any) -> Federation:
     local = settings.pop("local", training(epochs=2))
-    clients = samples(sizes, dtype=torch.float32)
+    clients = settings.pop("clients", None) or samples(sizes, dtype=torch.float32)
     return federation(name, model=network(), clients=clients, local=local, **settings)
 
 
@@ -159,10 +159,49 @@ def test_clients_that_are_made_when_they_are_drawn_are_not_made_for_it(engine: A
     assert len(clients.made) == before
 
 
+@pytest.mark.parametrize("listed", [True, False])
+def test_all_clients_of_a_list_count_however_many(listed: bool) -> None:
+    """Of a tuple, too; they are there."""
+    sizes = (40, *[4] * 10_000)
+    clients = samples(sizes, dtype=torch.float32)
+    fed = make(
+        "fedavg", local=training(epochs=1, batch_size=4), clients=clients if listed else tuple(clients), active=10
+    )
+    assert predict(config(), fed).backward_passes_per_round == pytest.approx(10 * (10 + 10_000) / 10_001)
+
+
+def test_stacks_of_equal_size_are_foreseen(monkeypatch: pytest.MonkeyPatch) -> None:
+    fed = federation("fedavg", clients=samples((6,) * 7), engine="stacked")
+    monkeypatch.setattr("fedlesam.engines.stacked.LARGEST", 5 * len(fed.weights))
+    assert costs._rows(fed) == 4, "two stacks, of 4 and 3"
+
+
+def test_the_remedy_of_runs_that_share_a_stack() -> None:
+    settings = config(stack_runs=80, active=5, rounds=100, memory=10**9)
+    predicted = dataclasses.replace(predict(settings, make("scaffold")), active=5, ram=2 * GB, client_memory=10**8)
+    predicted = dataclasses.replace(predicted, disk=2 * 4 * predicted.parameters, one_client=10**4)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(costs, "available_ram", lambda: GB)
+        with pytest.raises(ValueError, match=r"it would fit with --memory 18\.8MB"):
+            check_fits(predicted, settings, Path())
+        patch.setattr(costs, "available_ram", lambda: 10**8)
+        with pytest.raises(ValueError, match="it would fit with fewer --stack-runs or a smaller model"):
+            check_fits(predicted, settings, Path())
+
+
+def test_samples_of_datasets_do_not_lie_on_a_gpu() -> None:
+    """They are made and sent batch by batch."""
+    clients = samples((9, 4), dtype=torch.float32)
+    few = predict(config(), make("fedavg", clients=clients)).gpu
+    many = predict(config(), make("fedavg", clients=[Listed(*client) for client in clients])).gpu
+    assert few - many == 9 * (5 * 4 + 8)
+
+
 def test_rules_that_fail_are_named_at_once() -> None:
     """Before anything is trained, and not as clients that failed."""
     with pytest.raises(
-        ValueError, match=r"the rules of .*Fails.* fail on a model of one layer: TypeError: .*None.*\.py:\d"
+        ValueError,
+        match=r"the rules of .*Fails.* fail on a model of one layer: TypeError: .*, in Fails\.ascend of test_pred",
     ):
         costs.measure(Algorithm(perturbation=Fails()))
 
