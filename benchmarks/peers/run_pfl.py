@@ -95,6 +95,7 @@ def main() -> None:
     if pytorch_ops.distributed.global_rank == 0:
         work.finish(work.flat(network), "pfl")
     if torch.distributed.is_initialized():
+        torch.distributed.barrier()
         torch.distributed.destroy_process_group()  # else its threads may abort the process at its exit
 
 
