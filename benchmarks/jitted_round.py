@@ -29,7 +29,8 @@ def ours(method: str, clients: int, compile: bool = True) -> Callable[[], object
     x, y = torch.randn(clients, 50, 1, 8, 8, generator=draw), torch.randint(0, 10, (clients, 50), generator=draw)
     how = fl.Execution(engine="stacked", compile=compile, threads=1)
     model, local = make_model("mlp", (1, 8, 8), 10, 0), fl.LocalTraining(epochs=2, batch_size=10)
-    return fl.Federation(model, list(zip(x, y, strict=True)), method, local, execution=how).round
+    algorithm = fl.algorithms.example(method)
+    return fl.Federation(model, list(zip(x, y, strict=True)), algorithm, local, execution=how).round
 
 
 def timed_parts() -> dict[str, float]:
