@@ -71,7 +71,7 @@ def show_comparison(
     openers, base = wanted(**trackers), settings()
     plans, out = comparison.prepare(base, algorithms, seeds, output.out)
     display, on = Display(output.quiet or output.as_json), evaluated_on(base)
-    with display.open(out), watching(openers) as watchers:
+    with display.open(out, anew=output.overwrite), watching(openers) as watchers:
 
         def watch(name: str, plan: RunConfig) -> "Callable[[Record], None]":
             method, _, seed = name.rpartition("-seed")

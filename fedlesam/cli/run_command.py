@@ -45,7 +45,7 @@ def command(settings: Settings, trackers: dict[str, Any], output: Output) -> Non
         display.print(note)
     there = RunFolder(folder)
     done = there.is_finished() and there.read_config().rounds >= config.rounds
-    with display.open(folder), watching(openers) as watchers:
+    with display.open(folder, anew=output.overwrite), watching(openers) as watchers:
         on = evaluated_on(config)
         watch = display.watch(config.algorithm, config.rounds, on) if not done or output.overwrite else None
         if openers and watch is not None:

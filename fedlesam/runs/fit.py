@@ -79,7 +79,7 @@ def fit(
         _check_begun(federation, folder, overwrite)
         if not overwrite:
             _check_metrics(config, folder)
-    with display.open(None if folder is None else folder.path, "call"), watching(openers) as watchers:
+    with display.open(None if folder is None else folder.path, "call", overwrite), watching(openers) as watchers:
         show = display.watch(label, rounds)
 
         def see(record: Record) -> None:

@@ -49,12 +49,13 @@ class Display:
             self.progress = Progress(*layout, TimeRemainingColumn(compact=True), console=self.console)
 
     @contextlib.contextmanager
-    def open(self, out: Path | None = None, again: str = "command") -> Iterator["Display"]:
+    def open(self, out: Path | None = None, again: str = "command", anew: bool = False) -> Iterator["Display"]:
         """Show progress and warnings.
 
         Args:
             out: Where the results go, which an interrupt says.
             again: What resumes an interrupted run when it is repeated.
+            anew: Whether it would replace the run.
         """
         log, handler = logging.getLogger("fedlesam"), LogHandler(self)
         before = log.level
@@ -65,7 +66,7 @@ class Display:
                 yield self
         except KeyboardInterrupt as error:
             if out is not None and out.exists():
-                error.args = (f"{str(error) or 'interrupted'}; {_left(out, again)}",)
+                error.args = (f"{str(error) or 'interrupted'}; {_left(out, again + anew * ' without overwriting')}",)
             raise
         finally:
             log.removeHandler(handler)
@@ -135,7 +136,11 @@ def _left(out: Path, again: str) -> str:
     from fedlesam.runs.checkpoint import Checkpoints
     from fedlesam.runs.folder import RunFolder
 
-    found = Checkpoints(RunFolder(out).checkpoints).rounds()
+    folder = RunFolder(out)
+    found = Checkpoints(folder.checkpoints).rounds()
+    with contextlib.suppress(OSError, ValueError):  # whoever reads the run says what is wrong
+        if folder.is_finished() and found[:1] == [folder.read_config().rounds]:
+            return f"all {found[0]} rounds of {out} are finished"
     what = f"the checkpoint after round {found[0]}" if found else "what was done"
     return f"{what} is in {out}: the same {again} resumes it"
 

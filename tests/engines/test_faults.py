@@ -221,7 +221,7 @@ def test_a_stack_without_failures_stays_a_stack(monkeypatch: pytest.MonkeyPatch)
 def test_a_model_that_cannot_be_stacked_is_not_the_clients_fault() -> None:
     clients = Clients((8,) * 6)
     model = nn.Sequential(linear(), nn.Dropout(0.5))
-    said = r"this model or loss \(draws random numbers\); set p=0 of Dropout layers, or use the plain engine"
+    said = r"this model or loss \(draws random numbers\); set p=0 of Dropout layers and draw nothing in the loss, or"
     with pytest.raises(NotStackable, match=said):
         stacked(clients, "stacked", model=model).round()
 

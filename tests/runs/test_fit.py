@@ -97,8 +97,13 @@ def test_an_interrupt_says_what_resumes_it(tmp_path: Path) -> None:
         fed.fit(4, run, callbacks=[lambda record: fed.request_stop() if record.round == 1 else None], progress=False)
     fed.fit(4, run, progress=False)
     assert torch.equal(fed.weights, whole.weights) and lines(run) == lines(tmp_path / "whole")
-    with pytest.raises(KeyboardInterrupt, match=rf"^interrupted by SIGINT; the run in {run} is finished$"):
+    with pytest.raises(KeyboardInterrupt, match=rf"^interrupted by SIGINT; all 5 rounds of {run} are finished$"):
         fed.fit(5, run, callbacks=[lambda record: fed.request_stop()], progress=False)
+    other = federation()
+    with pytest.raises(
+        KeyboardInterrupt, match=rf"after round 1 is in {run}: the same call without overwriting resumes it"
+    ):
+        other.fit(4, run, callbacks=[lambda record: other.request_stop()], progress=False, overwrite=True)
 
 
 def test_more_rounds_extend_a_finished_run_with_the_bits_of_a_long_one(tmp_path: Path) -> None:
