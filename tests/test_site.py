@@ -55,6 +55,17 @@ def test_every_block_is_rendered(site: Path) -> None:
         assert "```" not in page.read_text(encoding="utf-8"), page
 
 
+def test_lists_are_whole(site: Path) -> None:
+    """Commands, tables and paragraphs of an item do not end the list."""
+    steps = (site / "deploy.html").read_text("utf-8").partition('id="three-machines"')[2].partition("<h2")[0]
+    assert steps.count("<ol>") == 1
+    assert len(re.findall(r"^<li>", steps, re.MULTILINE)) == 9
+    assert steps.count("<pre>") >= 9 and "<table>" in steps
+    for page in site.rglob("*.html"):
+        broken = re.findall(r"(?:[.:]\s|>)- <strong>[A-Z][^<]*</strong>", page.read_text("utf-8"))
+        assert not broken, (page, broken)
+
+
 def test_nothing_is_loaded_from_the_network(site: Path) -> None:
     for page in site.rglob("*.html"):
         loaded = re.findall(r'<(?:script|img|iframe|link)[^>]*(?:src|href)="(https?:[^"]+)"', page.read_text("utf-8"))
