@@ -1,4 +1,4 @@
-"""Lists as MkDocs' Markdown wants them: what belongs to an item is indented by four, where GitHub takes the marker's width.
+"""Lists as MkDocs' Markdown wants them: what belongs to an item is indented by four; GitHub takes the marker's width.
 
 MkDocs calls the function named `on_...`.
 """
