@@ -52,7 +52,7 @@ def command(settings: Settings, as_json: bool) -> None:
         ("one client keeps", size(p.one_client) if p.one_client else "nothing"),
         ("all clients keep", kept),
         ("RAM", f"{size(p.ram)}{together}; {rest}"),
-        ("GPU", f"{size(p.gpu)} for each worker with --device cuda, and the activations"),
+        ("GPU", f"{size(p.gpu)} for each worker with --device cuda, without activations"),
         ("disk", f"{size(p.disk)}, and at most {size(p.checkpoints)} for checkpoints"),
     ]
     if not real:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from fedlesam.core.flat_model import FlatModel
@@ -45,12 +45,12 @@ def _settings(module: nn.Module) -> tuple[type, list[tuple[str, object]]]:
 
 
 def _is_inert(value: object) -> bool:
-    """Tensors of PyTorch's own modules, which are its parameters, and references to them."""
+    """Parameters that a module of PyTorch keeps once more, as its LSTM does, and references to them."""
     if isinstance(value, Mapping):
         return bool(value) and all(map(_is_inert, value.values()))
     if isinstance(value, tuple | list | set | frozenset):
         return bool(value) and all(map(_is_inert, value))
-    return isinstance(value, Tensor | nn.Module | weakref.ref)
+    return isinstance(value, nn.Parameter | weakref.ref)
 
 
 def _frozen(value: Any, around: tuple[int, ...] = ()) -> object:

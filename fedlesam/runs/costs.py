@@ -213,19 +213,23 @@ def _resident(federation: Federation, rows: int) -> int:
 
     The pictures of a data set are there beside them.
     """
-    first = Batches(federation.clients[0], torch.device("cpu"), federation.task.collate)
-    sample = sum(part.nbytes for part in leaves(first.fetch(torch.tensor([0]), seed=0)) if isinstance(part, Tensor))
-    test = federation._local_engine.test
-    shared = first.samples.stays(RESIDENT) if isinstance(first.samples, Stored) else 0
+    first, test = federation.clients[0], federation._local_engine.test
+    sample = sum(tensor.nbytes for tensor in _sample(federation))
+    shared = first.stays(RESIDENT) if isinstance(first, Stored) else 0
     tested = 0 if test is None else _held_there(test.samples, sample)
     return shared + rows * max(_held_there(client, sample) for client in _known(federation)) + tested
 
 
+def _sample(federation: Federation) -> list[Tensor]:
+    """The tensors of one sample, as a model takes it."""
+    first = Batches(federation.clients[0], torch.device("cpu"), federation.task.collate)
+    return [leaf for leaf in leaves(first.fetch(torch.tensor([0]), seed=0)) if isinstance(leaf, Tensor)]
+
+
 def _held_there(data: ClientData, sample: int) -> int:
     """Bytes of samples that lie on a GPU while they are used; 0 of those that go there batch by batch."""
-    streams = (
-        data.streams if isinstance(data, Streamed) else given_tensors(data) is None and not isinstance(data, Loadable)
-    )
+    made = given_tensors(data) is None and not isinstance(data, Loadable)
+    streams = data.streams if isinstance(data, Streamed) else made
     return 0 if streams or size_of(data) * sample > RESIDENT else size_of(data) * sample
 
 
@@ -236,10 +240,7 @@ def _rows(federation: Federation) -> int:
         return 1
     if engine.stack is not None:
         return engine.stack.width
-    first = Batches(federation.clients[0], torch.device("cpu"), federation.task.collate).fetch(
-        torch.tensor([0]), seed=0
-    )
-    entries = max(part.numel() for part in leaves(first) if isinstance(part, Tensor))
+    entries = max(tensor.numel() for tensor in _sample(federation))
     active = federation.active
     most = engine.most_rows(entries * max(map(size_of, _known(federation))))
     return math.ceil(active / math.ceil(active / most))
@@ -249,9 +250,8 @@ def _per_row(federation: Federation, cost: Cost) -> float:
     """Vectors of a row of a stack, without what its client keeps between rounds."""
     local, algorithm = federation.local, federation.algorithm
     rule, correction = algorithm.perturbation, algorithm.correction
-    vectors: float = (
-        4 + rule.is_constant + (type(correction).prepare is not Correction.prepare)
-    )  # weights, gradients, update
+    vectors: float = 4  # weights, their gradient, the vector it is clipped in, and the update
+    vectors += rule.is_constant + (type(correction).prepare is not Correction.prepare)
     if rule.gradient != "unused":
         vectors += 2 + 2 * rule.draws
     vectors += (not is_number(rule.mix, 1)) + (rule.teaches == "ascent")

@@ -158,7 +158,7 @@ def test_gpu_memory_without_a_gpu_and_without_the_data(call: Call, tmp_path: Pat
     code, out, err = call("cost", *flags, "--algorithm", "scaffold", "--memory", "0")
     assert code == 0, err
     rows = dict(line.split(":", 1) for line in out.splitlines())
-    assert rows["GPU"].strip().endswith("for each worker with --device cuda, and the activations")
+    assert rows["GPU"].strip().endswith("for each worker with --device cuda, without activations")
     assert "cifar10 was not found" in rows["data"]
     found = {}
     for method in ("fedavg", "fedsam", "scaffold"):

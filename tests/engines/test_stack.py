@@ -20,11 +20,9 @@ from fedlesam.algorithms import CATALOGUE
 from fedlesam.core import seeds
 from fedlesam.core.client import local_update
 from fedlesam.core.computing import settled_objects
-from fedlesam.core.flat_model import FlatModel
 from fedlesam.core.record import Record
 from fedlesam.core.slots import State
 from fedlesam.engines import _mapped
-from fedlesam.engines._forms import model_form
 from fedlesam.engines.stack import Stack
 from fedlesam.engines.stacked import NotStackable
 from fedlesam.rules.correction import ControlVariates
@@ -263,81 +261,6 @@ def test_models_that_differ_in_an_attribute_do_not_share_a_stack(form: Callable[
     for seed in range(2):
         run(seed, None, plain)
         assert torch.allclose(shared[seed], plain[seed], atol=1e-5), seed
-
-
-class Config:
-    """As of a transformer: it says what it is equal to."""
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Config) and other.size == self.size
-
-    __hash__ = None  # type: ignore[assignment]
-
-
-class Calls:
-    def __init__(self, factor: float) -> None:
-        self.factor = factor
-
-    def __call__(self, *given: Any) -> Any:
-        return given[-1] * self.factor
-
-
-def encoder(activation: Any) -> nn.Module:
-    return nn.TransformerEncoderLayer(8, 2, 8, 0.0, activation, batch_first=True)
-
-
-def hooked(factor: float) -> nn.Module:
-    layer = nn.Linear(6, 3)
-    layer.register_forward_hook(Calls(factor))
-    return layer
-
-
-def looped(_: float) -> nn.Module:
-    module, around = Scaled(1.0), list[Any]()
-    around.append(around)
-    module.scale = around
-    return module
-
-
-ALIKE: dict[str, tuple[Callable[[Any], nn.Module], Any, Any, Any]] = {
-    "number": (Scaled, 2.0, 2.0, 3.0),
-    "nan": (Scaled, float("nan"), float("nan"), 0.0),
-    "numpy": (Scaled, np.float32(0.5), np.float32(0.5), np.float32(0.25)),
-    "list": (Scaled, [2.0, "a"], [2.0, "a"], [2.0, "b"]),
-    "dict": (Scaled, {"a": (1, 2)}, {"a": (1, 2)}, {"a": (1, 3)}),
-    "partial": (Scaled, partial(max, 1), partial(max, 1), partial(max, 2)),
-    "configuration": (Scaled, Config(3), Config(3), Config(4)),
-    "activation": (encoder, "relu", "relu", "gelu"),
-    "lstm": (lambda size: nn.LSTM(4, size), 5, 5, 6),
-    "weight norm": (lambda size: nn.utils.parametrizations.weight_norm(nn.Linear(4, size)), 3, 3, 4),
-}
-"""Models made of the first two are alike, of the third not."""
-
-
-@pytest.mark.parametrize("name", ALIKE)
-def test_models_made_alike_share_a_stack(name: str) -> None:
-    make, *given = ALIKE[name]
-    one, two, other = (model_form(FlatModel(make(value))) for value in given)
-    assert one == two
-    assert one != other
-
-
-@pytest.mark.parametrize("make", [lambda k: encoder(Calls(k)), hooked, looped, lambda k: Scaled(torch.tensor(k))])
-def test_models_with_something_that_cannot_be_compared_are_alike_to_themselves(make: Callable[[float], Any]) -> None:
-    one, other = FlatModel(make(2.0)), FlatModel(make(2.0))
-    assert model_form(one) == model_form(one)
-    assert model_form(one) != model_form(other)
-
-
-def test_what_a_model_keeps_later_is_no_part_of_it() -> None:
-    """Its form is that of the beginning: a list that grows is not looked at again."""
-    module = Scaled([])
-    form, same = model_form(FlatModel(module)), model_form(FlatModel(Scaled([])))
-    module.scale.append(torch.ones(2))  # type: ignore[attr-defined]
-    assert form == same
 
 
 def test_the_generators_are_as_before_after_all_runs() -> None:
